@@ -1,0 +1,1 @@
+"""The network below a process group: which address is taken, whether it can be reached, and which host is to blame."""
