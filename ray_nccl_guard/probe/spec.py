@@ -133,6 +133,7 @@ class ProbeResult:
             ranks' are small: the process holds the GIL or is stopped.
         process_state: the child's state letter in /proc when the guard gave up on it, e.g. `T` for stopped.
         proved: the collectives that completed with right values.
+        all_reduce_s: seconds of the warm-up all_reduce by its size in bytes: what a fall-back costs is said from these.
         device: the device it ran on, e.g. `cuda:1`, `cpu`.
         free_before_bytes, free_after_bytes: device memory free before and after the group was made.
         kernel_lines: what the kernel log and the cgroup counted against this rank since the child began.
@@ -154,6 +155,7 @@ class ProbeResult:
     silent_s: float = 0.0
     process_state: str = ""
     proved: tuple[str, ...] = ()
+    all_reduce_s: dict[int, float] = field(default_factory=dict)
     device: str = ""
     free_before_bytes: int | None = None
     free_after_bytes: int | None = None
@@ -171,7 +173,7 @@ class RankTask:
         backend: the process group's backend name as torch takes it.
         device_index: index among the process's visible GPUs; None for the CPU.
         local_rank: index of the rank among those of its node.
-        collectives: names of the operations to prove, see `probe.collectives.OPERATIONS`.
+        collectives: names of the operations to prove, see `probe.operations.OPERATIONS`.
         env: variables to set in the child before it touches NCCL; the same on every rank.
         unset_env: variables to take away in the child.
         jit_s: seconds to add to `comm_init` because the driver must compile libnccl for this GPU.

@@ -1,0 +1,190 @@
+"""The launcher: runs in the worker, keeps one disposable child under its deadlines, and turns its end into a `ProbeResult`."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+
+from ray_nccl_guard.probe import kernel, process
+from ray_nccl_guard.probe.child import EXIT_OK, EXIT_SPAWN_ME
+from ray_nccl_guard.probe.journal import JournalReader, anonymous_file, silent_s
+from ray_nccl_guard.probe.record import Record, tail
+from ray_nccl_guard.probe.spec import Outcome, ProbeResult, RankTask, Start, Step
+from ray_nccl_guard.probe.store import Link, arrive
+
+# Once one rank has failed, the others have this long to fail by themselves: their own words are evidence (DESIGN D3).
+GRACE_S = 2.0
+# A child whose journal or NCCL log grew within this time before its deadline is slow, not silent: the deadline doubles, once.
+PROGRESS_S = 5.0
+
+_BEFORE_NCCL = (Step.IMPORT, Step.DEVICE)
+
+
+def run_rank(task: RankTask) -> ProbeResult:
+    """Prove one rank: meet the others at the store, then run the child. Call it on the worker's main thread."""
+    started_s = time.monotonic()
+    link = Link(task)
+    record = Record(task)
+    record.begin(Step.STORE)
+    try:
+        absent = arrive(link.connect(task.deadline_s(Step.STORE)), task, task.deadline_s(Step.STORE))
+    except RuntimeError as error:  # torch's DistError family: no way to the store
+        return record.end(Outcome.FAILED, error=f"{type(error).__name__}: {error}", seconds=time.monotonic() - started_s)
+    if absent:
+        names = ", ".join(map(str, absent))
+        return record.end(
+            Outcome.FAILED,
+            error=f"missing rank: {names} of {task.world_size} did not come to the store",
+            seconds=time.monotonic() - started_s,
+        )
+    record.ok(Step.STORE)
+    try:
+        result = _Watch(task, link, record).run()
+        if result.outcome is not Outcome.OK and result.outcome is not Outcome.WAITING:
+            link.failed()
+    finally:
+        link.close()
+    return replace(result, seconds=time.monotonic() - started_s)
+
+
+class _Watch:
+    """One child under its deadlines."""
+
+    def __init__(self, task: RankTask, link: Link, record: Record) -> None:
+        self.task, self.link, self.record = task, link, record
+        self.fds = tuple(anonymous_file(f"nccl-guard-{name}") for name in ("journal", "pulse", "output", "nccl"))
+        self.kernel = kernel.Watermark()
+        self.extended: set[Step] = set()
+        self.grown_at_s = time.monotonic()
+        self._seen_bytes = 0
+
+    def run(self) -> ProbeResult:
+        how = Start.SPAWN if self.task.spec.start is Start.SPAWN else Start.FORK
+        try:
+            result = self._run_child(how)
+            if how is Start.FORK and self._needs_spawn(result):
+                # Whatever a fork meets before NCCL may be the fork's own trouble: only what a fresh process confirms is
+                # a verdict (DESIGN D3).
+                for fd in self.fds:
+                    os.ftruncate(fd, 0)
+                self.record.restart()
+                result = self._run_child(Start.SPAWN)
+            return result
+        finally:
+            for fd in self.fds:
+                os.close(fd)
+
+    def _needs_spawn(self, result: ProbeResult) -> bool:
+        if self.task.spec.start is not Start.AUTO or result.stuck:
+            return False
+        refusal = self.task.device_index is None and result.step is Step.DEVICE
+        return result.exit_code == EXIT_SPAWN_ME or (
+            result.outcome in (Outcome.FAILED, Outcome.DIED, Outcome.TIMED_OUT)
+            and result.step in _BEFORE_NCCL
+            and not refusal  # the facts have already established that there is no GPU; this child only quotes torch
+        )
+
+    def _run_child(self, how: Start) -> ProbeResult:
+        env = {"NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "INFO"), **self.task.env}
+        if env["NCCL_DEBUG"].upper() in ("", "VERSION", "WARN"):
+            env["NCCL_DEBUG"] = "INFO"  # how far NCCL got is the best witness of a hang; the log is private to the child
+        self.reader = JournalReader(self.fds[0])
+        child = process.start(self.task, how, self.fds, env)
+        if self.link._thread is None:
+            self.link.start()
+            self.link.done(Step.STORE)
+            self.link.done(Step.PEERS)
+        outcome, reason = self._wait(child)
+        return self._conclude(child, outcome, reason)
+
+    def _wait(self, child: process.Child) -> tuple[Outcome | None, str]:
+        """Until the child ends (None), or has to be ended: the outcome to report and why."""
+        pause_s = 0.002
+        while True:
+            ended = child.reaped()
+            self._take_in()
+            if ended:
+                return None, ""
+            now_s = time.monotonic()
+            failed_at_s = self.link.failed_elsewhere_at_s
+            if failed_at_s is not None and now_s > failed_at_s + GRACE_S:
+                return Outcome.WAITING, "ended because another rank had failed"
+            if now_s > self._deadline(child, now_s):
+                if not self._extend(now_s):
+                    return Outcome.TIMED_OUT, f"no end after {self._allowed_s(self.record.step):g} s"
+            time.sleep(pause_s)
+            pause_s = min(0.02, pause_s * 1.3)
+
+    def _take_in(self) -> None:
+        for event in self.reader.new_events():
+            self.grown_at_s = event.at_s
+            finished = self.record.take(event)
+            if finished is not None:
+                self.link.done(finished)
+        size = os.fstat(self.fds[3]).st_size + os.fstat(self.fds[2]).st_size
+        if size != self._seen_bytes:
+            self._seen_bytes, self.grown_at_s = size, time.monotonic()
+
+    def _allowed_s(self, step: Step) -> float:
+        return self.task.deadline_s(step) * (2 if step in self.extended else 1)
+
+    def _deadline(self, child: process.Child, now_s: float) -> float:
+        """When the current step is overdue. Its clock starts when the last rank has finished the step before, so that one
+        slow rank is never a missing rank to the others; it is bounded all the same."""
+        step = self.record.step
+        before = list(Step)[max(0, step.position - 1)]
+        others_ready_s = self.link.all_done.get(before)
+        if others_ready_s is None and self.task.world_size > 1 and step not in _BEFORE_NCCL:
+            return child.started_s + 2 * sum(self.task.deadline_s(s) for s in Step)
+        return max(self.record.step_started_s, others_ready_s or 0.0) + self._allowed_s(step)
+
+    def _extend(self, now_s: float) -> bool:
+        step = self.record.step
+        if step in self.extended or now_s - self.grown_at_s > PROGRESS_S or step is not Step.COMM_INIT:
+            return False
+        self.extended.add(step)
+        self.record.note(f"deadline doubled to {self._allowed_s(step):g} s: its log still grew")
+        return True
+
+    def _conclude(self, child: process.Child, outcome: Outcome | None, reason: str) -> ProbeResult:
+        now_s = time.monotonic()
+        quiet_s, state, stuck = 0.0, "", False
+        shared = process.shared_memory_of(child.pid)
+        if outcome is not None:
+            quiet_s, state = silent_s(self.fds[1], now_s), process.state_of(child.pid)
+            child.ask_stack()
+            shared |= process.shared_memory_of(child.pid)
+            stuck = not child.kill()
+        else:
+            child.kill(within_s=0.0)  # what the child itself may have started shares its session
+        self._take_in()
+        process.unlink(shared)
+        code, signal = _exit_of(child)
+        if outcome is None:
+            outcome = Outcome.OK if code == EXIT_OK else Outcome.DIED if signal is not None else Outcome.FAILED
+        elif outcome is Outcome.TIMED_OUT and self.record.step is Step.TEARDOWN:
+            # Everything the job needs has been proved; a slow farewell of a disposable child refuses nobody.
+            self.record.note(reason)
+            outcome = Outcome.OK
+        return self.record.end(
+            outcome,
+            error=self.record.error or (reason if outcome is not Outcome.OK else ""),
+            seconds=now_s - child.started_s,
+            exit_code=code,
+            signal=signal,
+            killed_by_guard=bool(reason),
+            lines=tail(self.fds[2], "output") + tail(self.fds[3], "nccl"),
+            silent_s=quiet_s,
+            process_state=state,
+            stuck=stuck,
+            kernel_lines=self.kernel.since() if outcome is Outcome.DIED else (),
+            start=child.start,
+        )
+
+
+def _exit_of(child: process.Child) -> tuple[int | None, int | None]:
+    if child.status is None:
+        return None, None
+    code = os.waitstatus_to_exitcode(child.status)
+    return (code, None) if code >= 0 else (None, -code)

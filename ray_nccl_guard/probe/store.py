@@ -1,0 +1,119 @@
+"""The probe's store: kept in rank 0's worker, where it outlives dying children; a link from each launcher tells who got how far."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+from ray_nccl_guard.probe.spec import RankTask, Step
+
+_ASK_S = 0.02  # how often a link asks in a small world; a probe of two healthy ranks takes 0.2 s in all
+_STORE_REQUESTS_PER_S = 10_000.0  # all links together stay below this, so that rank 0's worker is not kept busy by them
+
+_kept: dict[str, Any] = {}
+
+
+def open_store(run_id: str, address: str) -> int:
+    """Serve a store from this process for `run_id` and return its port (chosen by the kernel)."""
+    import torch.distributed as dist
+
+    close_store()
+    store = dist.TCPStore(address, 0, None, True, timeout=timedelta(seconds=30), wait_for_workers=False)
+    _kept[run_id] = store
+    return int(store.port)
+
+
+def close_store() -> None:
+    """End every store that this process serves."""
+    _kept.clear()
+
+
+class Link:
+    """A launcher's line to the other launchers. All waiting is in one thread, so that a store whose host has stopped
+    cannot stop the launcher; the thread is a daemon and ends with `close`."""
+
+    def __init__(self, task: RankTask) -> None:
+        self._task = task
+        self._interval_s = max(_ASK_S, task.world_size * 2 / _STORE_REQUESTS_PER_S)
+        self._outbox: list[str] = []
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.all_done: dict[Step, float] = {}
+        self.failed_elsewhere_at_s: float | None = None
+        self.broken = ""
+        self._i_failed = False
+
+    def connect(self, deadline_s: float) -> Any:
+        """A client of the store, or the store's own exception after `deadline_s`."""
+        import torch.distributed as dist
+
+        tcp = dist.TCPStore(
+            self._task.store_host,
+            self._task.store_port,
+            None,
+            False,
+            timeout=timedelta(seconds=deadline_s),
+            wait_for_workers=False,
+        )
+        self._store = dist.PrefixStore(f"{self._task.run_id}/link", tcp)
+        return self._store
+
+    def start(self) -> None:
+        """Begin to exchange; call it after the fork, since a child must not inherit a thread's locks."""
+        self._thread = threading.Thread(target=self._exchange, name="nccl-guard-link", daemon=True)
+        self._thread.start()
+
+    def done(self, step: Step) -> None:
+        """Tell the others that this rank has finished `step`."""
+        with self._lock:
+            self._outbox.append(f"done/{step.value}")
+
+    def failed(self) -> None:
+        """Tell the others that this rank has failed: they get a short grace instead of their whole deadline."""
+        with self._lock:
+            self._i_failed = True
+            self._outbox.append("failed")
+
+    def close(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(timeout=2.0)
+
+    def _exchange(self) -> None:
+        try:
+            while True:
+                last = self._stop.is_set()
+                with self._lock:
+                    outbox, self._outbox = self._outbox, []
+                for key in outbox:
+                    self._store.add(key, 1)
+                if last:
+                    return
+                self._look()
+                self._stop.wait(self._interval_s)
+        except RuntimeError as error:  # DistError: the store's host is gone or closed it; the launcher goes by its own deadlines
+            self.broken = f"{type(error).__name__}: {error}"
+
+    def _look(self) -> None:
+        now_s = time.monotonic()
+        if self.failed_elsewhere_at_s is None and not self._i_failed and self._store.add("failed", 0) > 0:
+            self.failed_elsewhere_at_s = now_s
+        step = next((s for s in Step if s not in self.all_done), None)
+        while step is not None and self._store.add(f"done/{step.value}", 0) >= self._task.world_size:
+            self.all_done[step] = now_s
+            step = next((s for s in Step if s not in self.all_done), None)
+
+
+def arrive(store: Any, task: RankTask, deadline_s: float) -> list[int]:
+    """Meet all ranks at the store; returns the ranks that had not come by the deadline."""
+    store.set(f"here/{task.rank}", "1")
+    if store.add("here", 1) == task.world_size:
+        store.set("all_here", "1")
+    try:
+        store.wait(["all_here"], timedelta(seconds=deadline_s))
+        return []
+    except RuntimeError:  # DistStoreError on timeout; who is absent is asked below, and a broken store raises there again
+        return [rank for rank in range(task.world_size) if not store.check([f"here/{rank}"])]
