@@ -9,15 +9,10 @@ from typing import Any
 
 from ray_nccl_guard.classes import CLASSES, FailureClass, Scope
 from ray_nccl_guard.evidence import Evidence
-from ray_nccl_guard.probe.spec import Outcome, Step
+from ray_nccl_guard.probe.spec import Step
+from ray_nccl_guard.rulebook import Certainty, Rule
 
-
-class Certainty(Enum):
-    """How far the evidence carries: `established` by it, `likely`, or `open` between the candidates."""
-
-    ESTABLISHED = "established"
-    LIKELY = "likely"
-    OPEN = "open"
+__all__ = ["Candidate", "Certainty", "Quote", "Role", "Verdict", "classify"]
 
 
 class Role(Enum):
@@ -64,6 +59,7 @@ class Verdict:
         relief: the smallest setting known to sidestep this failure.
         step: the step that failed.
         next: the one experiment that would tell the top two candidates apart, as a command.
+        caution: what the deciding signature is known to be mistaken for, empty if nothing.
     """
 
     failure: FailureClass
@@ -79,6 +75,7 @@ class Verdict:
     relief: Mapping[str, str] = field(default_factory=dict)
     step: Step | None = None
     next: str = ""
+    caution: str = ""
 
     @property
     def scope(self) -> Scope:
@@ -106,11 +103,12 @@ class Verdict:
             "against": list(self.against),
             "ruled_out": list(self.ruled_out),
             "relief": dict(self.relief),
+            "caution": self.caution,
         }
 
 
-def classify(evidence: Evidence, rules: Sequence[Any] | None = None) -> Verdict:
-    """Name the failure. `rules` defaults to the shipped rule book."""
-    if evidence.ok:
-        return Verdict(failure=FailureClass.OK, certainty=Certainty.ESTABLISHED)
-    raise NotImplementedError
+def classify(evidence: Evidence, rules: Sequence[Rule] | None = None) -> Verdict:
+    """Name the failure. `rules` defaults to the shipped rule book; never raises on what ranks printed."""
+    from ray_nccl_guard.diagnosis.judge import judge
+
+    return judge(evidence, rules)

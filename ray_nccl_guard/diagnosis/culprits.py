@@ -1,0 +1,57 @@
+"""Which ranks to look at first: those that name the cause about themselves, those that others name, those that are silent."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from ray_nccl_guard.classes import FailureClass
+from ray_nccl_guard.diagnosis.collectives import rank_of
+from ray_nccl_guard.diagnosis.weigh import Sighting, Weighed
+from ray_nccl_guard.evidence import Evidence
+from ray_nccl_guard.probe.spec import Outcome
+from ray_nccl_guard.rulebook import Blames, RuleRole
+
+_F = FailureClass
+
+
+def name(evidence: Evidence, sightings: Sequence[Sighting], top: Weighed) -> tuple[int, ...]:
+    """The suspects in rank order; empty if nothing singles anybody out."""
+    for reason in top.reasons:
+        if reason.culprits:
+            return reason.culprits
+    named: set[int] = set()
+    own: set[int] = set()
+    for s in sightings:
+        if s.rule not in top.rules or s.rule.failure is not top.failure:
+            continue
+        if s.rule.blames is Blames.NAMED:
+            named.update(_listed(s.fields.get("culprits", "")))
+        elif s.rule.blames is Blames.SELF and s.rule.role is RuleRole.CAUSE:
+            rank = rank_of(s)
+            if rank is not None:
+                own.add(rank)
+    if named:
+        return tuple(sorted(named))
+    everybody = {r.rank for r in evidence.ranks if r.rank is not None}
+    if own and not (own >= everybody and len(everybody) > 1):
+        return tuple(sorted(own))
+    if top.failure in (_F.REMOTE_PEER_DIED, _F.COLLECTIVE_TIMEOUT_DESYNC, _F.INIT_TIMEOUT_HANG, _F.MISSING_RANK):
+        return _silent(evidence, sightings)
+    failed = {r.rank for r in evidence.with_outcome(Outcome.FAILED, Outcome.DIED) if r.rank is not None}
+    return tuple(sorted(failed)) if failed and failed < everybody else ()
+
+
+def _listed(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d{1,6}", text)]
+
+
+def _silent(evidence: Evidence, sightings: Sequence[Sighting]) -> tuple[int, ...]:
+    """Ranks of a known world that complain of nothing while others do: no record, or none of the complaints."""
+    complaining = {rank_of(s) for s in sightings if s.rule.role in (RuleRole.SYMPTOM, RuleRole.CASCADE)}
+    if not complaining or evidence.world_size <= 0:
+        return ()
+    absent = {r.rank for r in evidence.ranks if r.rank is not None} - complaining
+    absent |= set(range(evidence.world_size)) - {r.rank for r in evidence.ranks}
+    quiet = {r for r in absent if r is not None}
+    return tuple(sorted(quiet)) if 0 < len(quiet) <= max(1, evidence.world_size // 2) else ()
