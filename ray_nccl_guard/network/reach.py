@@ -6,18 +6,13 @@ import errno
 import os
 import select
 import socket
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 
 from ray_nccl_guard.network import wire
 from ray_nccl_guard.network.cells import Code
+from ray_nccl_guard.network.interfaces import resolve
 
-_RESOLVE = (
-    "import json, socket, sys\n"
-    "print(json.dumps(sorted({a[4][0] for a in socket.getaddrinfo(sys.argv[1], None, type=socket.SOCK_STREAM)})))"
-)
 # Between two tries while nothing listens yet: short enough that a late store costs a rank nothing to speak of.
 _PAUSE_S = 0.1
 
@@ -120,23 +115,11 @@ def _try(address: str, port: int, deadline_s: float) -> tuple[Code, str, int]:
         return Code.OK, own[0], wire.retransmits(sock)
 
 
-def _resolve(host: str, port: int, end_s: float) -> tuple[list[str], str]:
+def _resolve(host: str, port: int, end_s: float) -> tuple[tuple[str, ...], str]:
     """Numeric addresses of `host`, or none and the reason."""
     try:
         wire.socket_address(host, port)
-        return [host], ""
+        return (host,), ""
     except socket.gaierror:
         pass
-    # A name server that does not answer holds getaddrinfo for tens of seconds, and only a process can be ended.
-    command = [sys.executable, "-I", "-S", "-c", _RESOLVE, host]
-    try:
-        left_s = max(0.1, end_s - time.monotonic())
-        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=left_s)
-    except subprocess.TimeoutExpired:
-        return [], f"the name {host} did not resolve before the deadline"
-    if done.returncode:
-        reason = done.stderr.strip().rpartition("\n")[2]
-        return [], f"the name {host} does not resolve ({reason})"
-    import json
-
-    return [str(address) for address in json.loads(done.stdout)], ""
+    return resolve(host, end_s - time.monotonic())
