@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property, lru_cache
@@ -66,7 +64,8 @@ class Rule:
         requires: rules of which one must have matched somewhere, or this one is void.
         unless: rules that void this one if they matched anywhere.
         shares: rules that may claim this rule's log too.
-        gloo: overrides the class's `gloo_can_help`, "" if it does not.
+        gloo: overrides the class's `gloo_can_help`; None leaves it.
+        progress: how far into making a communicator a rank is that printed this, 0 if it does not say.
         relief: the smallest setting known to sidestep the failure.
     """
 
@@ -84,6 +83,7 @@ class Rule:
     shares: tuple[str, ...] = ()
     blames: Blames = Blames.NOBODY
     gloo: bool | None = None
+    progress: int = 0
     caution: str = ""
     help: tuple[str, ...] = ()
     next: str = ""
@@ -106,7 +106,7 @@ _DEFAULT_WEIGHT = {
 }  # fmt: skip
 _KEYS = {
     "failure", "role", "weight", "certainty", "summary", "patterns", "near_misses", "also", "requires", "unless", "shares",
-    "blames", "gloo", "caution", "help", "next", "relief", "references",
+    "blames", "gloo", "progress", "caution", "help", "next", "relief", "references",
 }  # fmt: skip
 
 
@@ -132,9 +132,9 @@ def load_rules(*folders: Path) -> tuple[Rule, ...]:
 
 def read_rule(path: Path) -> Rule:
     """One rule file. Raises `UsageError` naming the file and what is wrong in it."""
-    if sys.version_info >= (3, 11):
+    try:
         import tomllib
-    else:
+    except ModuleNotFoundError:  # Python 3.10
         import tomli as tomllib
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -172,6 +172,7 @@ def _rule(path: Path, data: Mapping[str, Any]) -> Rule:
         shares=_strings(data, "shares"),
         blames=Blames(data.get("blames", "nobody")),
         gloo=data.get("gloo"),
+        progress=int(data.get("progress", 0)),
         caution=str(data.get("caution", "")),
         help=_strings(data, "help"),
         next=str(data.get("next", "")),
@@ -186,12 +187,3 @@ def _strings(data: Mapping[str, Any], key: str) -> tuple[str, ...]:
     if isinstance(values, str) or not all(isinstance(value, str) for value in values):
         raise ValueError(f"{key} must be a list of strings")
     return tuple(values)
-
-
-def rules_by_id(rules: Sequence[Rule]) -> dict[str, Rule]:
-    return {rule.id: rule for rule in rules}
-
-
-def is_word(text: str) -> bool:
-    """Whether `text` could be a rule id."""
-    return re.fullmatch(r"[a-z0-9-]+", text) is not None

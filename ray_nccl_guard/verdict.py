@@ -8,11 +8,18 @@ from enum import Enum
 from typing import Any
 
 from ray_nccl_guard.classes import CLASSES, FailureClass, Scope
-from ray_nccl_guard.evidence import Evidence
-from ray_nccl_guard.probe.spec import Step
-from ray_nccl_guard.rulebook import Certainty, Rule
+from ray_nccl_guard.diagnosis import culprits, experiments, outcomes
+from ray_nccl_guard.diagnosis.gather import Diagnosis, diagnose
+from ray_nccl_guard.diagnosis.weigh import Weighed, certainty_of
+from ray_nccl_guard.evidence import Evidence, Origin
+from ray_nccl_guard.probe.spec import Outcome, Step
+from ray_nccl_guard.rulebook import Certainty, Rule, RuleRole
 
 __all__ = ["Candidate", "Certainty", "Quote", "Role", "Verdict", "classify"]
+
+MAX_CANDIDATES = 3
+# A report quotes a dozen lines and not a page; longer lines are cut where no terminal would show them either.
+MAX_QUOTES, MAX_QUOTE = 12, 500
 
 
 class Role(Enum):
@@ -109,6 +116,77 @@ class Verdict:
 
 def classify(evidence: Evidence, rules: Sequence[Rule] | None = None) -> Verdict:
     """Name the failure. `rules` defaults to the shipped rule book; never raises on what ranks printed."""
-    from ray_nccl_guard.diagnosis.judge import judge
+    if evidence.ok and not any(finding.decides for finding in evidence.findings):
+        return Verdict(failure=FailureClass.OK, summary="nothing failed", certainty=Certainty.ESTABLISHED)
+    diagnosis = diagnose(evidence, rules)
+    if not diagnosis.cases or diagnosis.cases[0].failure is FailureClass.UNKNOWN:
+        return _unknown(evidence, diagnosis)
+    return _named(evidence, diagnosis)
 
-    return judge(evidence, rules)
+
+def _named(evidence: Evidence, diagnosis: Diagnosis) -> Verdict:
+    top, certainty = diagnosis.cases[0], certainty_of(diagnosis.cases)
+    rule, reason = top.rule, top.reason
+    gloo = rule.gloo if rule is not None and rule.gloo is not None else CLASSES[top.failure].gloo_can_help
+    if gloo and certainty is Certainty.OPEN and evidence.origin is Origin.LOG:
+        gloo = None  # an open class is a guess, and so would be what helps
+    summary = (reason.summary if reason else rule.summary if rule else "") or CLASSES[top.failure].summary
+    return Verdict(
+        failure=top.failure,
+        summary=summary,
+        rule=rule.id if rule is not None and reason is None else None,
+        certainty=certainty,
+        candidates=_candidates(diagnosis),
+        culprit_ranks=culprits.name(evidence, diagnosis.sightings, top),
+        gloo_can_help=gloo,
+        evidence=_quotes(diagnosis, top),
+        against=tuple(f"{c.failure.value} is named too: {c.why}" for c in diagnosis.cases[1:MAX_CANDIDATES] if c.named),
+        ruled_out=outcomes.ruled_out(evidence),
+        relief=dict(next((r.relief for r in top.reasons if r.relief), rule.relief if rule else {})),
+        step=outcomes.failed_step(evidence),
+        next=experiments.next_experiment(evidence, diagnosis.cases),
+        caution=rule.caution if rule is not None else "",
+    )
+
+
+def _unknown(evidence: Evidence, diagnosis: Diagnosis) -> Verdict:
+    said = next((r.text for r in evidence.ranks if r.text.strip()), "")
+    summary = (
+        f"an error that no rule knows: {said.strip().splitlines()[0][:200]}" if said else "no line names a known failure"
+    )
+    failed = tuple(r.rank for r in evidence.with_outcome(Outcome.FAILED) if r.rank is not None)
+    return Verdict(
+        failure=FailureClass.UNKNOWN,
+        summary=summary,
+        candidates=_candidates(diagnosis),
+        culprit_ranks=failed if len(failed) < evidence.world_size else (),
+        evidence=_quotes(diagnosis, None),
+        ruled_out=outcomes.ruled_out(evidence),
+        step=outcomes.failed_step(evidence),
+        next=experiments.WITHOUT_A_CLUE,
+    )
+
+
+def _candidates(diagnosis: Diagnosis) -> tuple[Candidate, ...]:
+    return tuple(
+        Candidate(failure=c.failure, score=c.score, rules=tuple(r.id for r in c.rules))
+        for c in diagnosis.cases[:MAX_CANDIDATES]
+        if c.failure is not FailureClass.UNKNOWN
+    )
+
+
+def _quotes(diagnosis: Diagnosis, top: Weighed | None) -> tuple[Quote, ...]:
+    """The lines it rests on: one for each rule and rank, those of the class first, echoes after."""
+    quotes: dict[tuple[int | None, str, int], Quote] = {}
+    seen: set[tuple[int | None, str]] = set()
+    for s in diagnosis.sightings:
+        if s.rule.role is RuleRole.BOILERPLATE or (s.rank, s.rule.id) in seen:
+            continue
+        seen.add((s.rank, s.rule.id))
+        supports = top is not None and s.failure is top.failure and s.rule.role is not RuleRole.CASCADE
+        role = Role.CAUSE if supports else Role.CASCADE
+        key = (s.rank, s.source, s.number)
+        if key not in quotes or role is Role.CAUSE:
+            quotes[key] = Quote(rank=s.rank, line=s.number, text=s.text[:MAX_QUOTE], role=role, source=s.source)
+    ordered = sorted(quotes.values(), key=lambda quote: quote.role is Role.CASCADE)
+    return tuple(ordered[:MAX_QUOTES])

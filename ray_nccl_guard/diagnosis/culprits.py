@@ -23,7 +23,7 @@ def name(evidence: Evidence, sightings: Sequence[Sighting], top: Weighed) -> tup
     named: set[int] = set()
     own: set[int] = set()
     for s in sightings:
-        if s.rule not in top.rules or s.rule.failure is not top.failure:
+        if s.failure is not top.failure:
             continue
         if s.rule.blames is Blames.NAMED:
             named.update(_listed(s.fields.get("culprits", "")))

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from ray_nccl_guard.classes import FailureClass
 from ray_nccl_guard.diagnosis.weigh import Weighed
 from ray_nccl_guard.evidence import Evidence, Origin
-from ray_nccl_guard.rulebook import Rule
 
 _F = FailureClass
+WITHOUT_A_CLUE = "NCCL_DEBUG=INFO ray-nccl-guard probe --locate"
 _BY_CLASS = {
     _F.NO_KERNEL_IMAGE: "ray-nccl-guard compat",
     _F.ILLEGAL_MEMORY_ACCESS: "NCCL_DEBUG=INFO ray-nccl-guard probe --locate",
@@ -53,15 +53,16 @@ _BETWEEN = {
 }  # fmt: skip
 
 
-def next_experiment(evidence: Evidence, cases: Sequence[Weighed], rule: Rule | None) -> str:
+def next_experiment(evidence: Evidence, cases: Sequence[Weighed]) -> str:
     """One command; a rule's own suggestion wins, as it knows its signature best."""
+    rule = cases[0].rule
     if rule is not None and rule.next:
         return rule.next
     if len(cases) > 1:
         between = _BETWEEN.get(frozenset({cases[0].failure, cases[1].failure}))
         if between and cases[1].score > cases[0].score - 0.3:
             return between
-    command = _BY_CLASS.get(cases[0].failure, "NCCL_DEBUG=INFO ray-nccl-guard probe --locate")
-    if evidence.origin is not Origin.LOG and command == "ray-nccl-guard probe":
-        return "NCCL_DEBUG=INFO ray-nccl-guard probe --locate"
+    command = _BY_CLASS.get(cases[0].failure, WITHOUT_A_CLUE)
+    if evidence.origin is not Origin.LOG and command.split("   ")[0] == "ray-nccl-guard probe":
+        return WITHOUT_A_CLUE  # the probe has just run
     return command

@@ -5,72 +5,115 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ray_nccl_guard.classes import FailureClass
-from ray_nccl_guard.diagnosis.weigh import Reason
-from ray_nccl_guard.evidence import Evidence, RankEvidence
+from ray_nccl_guard.diagnosis.weigh import Reason, Sighting
+from ray_nccl_guard.evidence import Evidence, Origin, RankEvidence
 from ray_nccl_guard.probe.spec import Outcome, Step
 
 _F = FailureClass
-# A child's heartbeat beats every second or less; a rank silent this long while another beat within a third of it holds
-# the interpreter's lock or is stopped. Both numbers only rank suspects, no class depends on them alone.
-SILENT_S = 5.0
+# A child's heartbeat beats every second or faster. A rank silent for this long while the liveliest one was silent for less
+# than a third of it holds the interpreter's lock or is stopped. The numbers only pick suspects, never a class.
+SILENT_S, LIVELY_SHARE = 5.0, 3.0
+SIGKILL = 9
 
 
-def read_outcomes(evidence: Evidence) -> list[Reason]:
-    """Reasons from the outcomes alone, whatever the lines say."""
+def read_outcomes(evidence: Evidence, sightings: Sequence[Sighting]) -> list[Reason]:
+    """Reasons from how the ranks ended, whatever they printed; none from logs, which do not tell."""
+    if evidence.origin is Origin.LOG:
+        return []
     reasons: list[Reason] = []
-    died = [r for r in evidence.with_outcome(Outcome.DIED) if r.signal != 9 or not r.kernel_lines]
+    died = evidence.with_outcome(Outcome.DIED)
     if died:
-        reasons.append(_died(died))
+        reasons += _died(died)
     late = evidence.with_outcome(Outcome.TIMED_OUT)
     if late:
-        reasons.append(_timed_out(late, evidence))
+        reasons.append(_timed_out(late, evidence, sightings))
     missing = evidence.with_outcome(Outcome.MISSING)
-    if missing and evidence.world_size and not died:
+    if missing and not died:
         reasons.append(_missing(missing, evidence))
     return reasons
 
 
-def _died(died: Sequence[RankEvidence]) -> Reason:
+def _died(died: Sequence[RankEvidence]) -> list[Reason]:
     signals = sorted({r.signal for r in died if r.signal})
     how = f"by signal {', '.join(map(str, signals))}" if signals else f"with exit code {died[0].exit_code}"
     where = f" during {died[0].step.value}" if died[0].step else ""
-    return Reason(
-        failure=_F.PROCESS_CRASHED, weight=0.62, summary=f"a process died {how}{where}", strength=1, culprits=_ranks(died),
-    )  # fmt: skip
+    text = f"a process died {how}{where} and left no reason"
+    reasons = [Reason(failure=_F.PROCESS_CRASHED, weight=0.62, summary=text, strength=1, culprits=_ranks(died))]
+    if signals == [SIGKILL]:
+        # Nobody else sends SIGKILL as often as the OOM killer, but without a kernel line it stays a guess.
+        text = f"a process was killed from outside{where}, as the OOM killer does"
+        reasons.append(Reason(failure=_F.HOST_OOM_KILLED, weight=0.5, summary=text, culprits=_ranks(died)))
+    return reasons
 
 
-def _timed_out(late: Sequence[RankEvidence], evidence: Evidence) -> Reason:
+def _timed_out(late: Sequence[RankEvidence], evidence: Evidence, sightings: Sequence[Sighting]) -> Reason:
     step = min((r.step for r in late if r.step), key=lambda s: s.position, default=None)
-    culprits = frozen(late)
-    earliest = [r for r in late if r.step is step]
-    if not culprits and len(earliest) < len(late):
-        culprits = _ranks(earliest)
-    what = step.value if step else "the probe"
     if step is Step.STORE:
-        return Reason(failure=_F.STORE_UNREACHABLE, weight=0.61, summary="the store did not answer in time", culprits=culprits)
-    summary = f"{what} did not finish in time on {len(late)} of {evidence.world_size} ranks and nothing says why"
-    if culprits:
-        summary = f"{what} did not finish in time; rank {', '.join(map(str, culprits[:8]))} stands still where others move"
-    return Reason(failure=_F.INIT_TIMEOUT_HANG, weight=0.5, summary=summary, culprits=culprits)
+        text = "the store did not answer in time"
+        return Reason(failure=_F.STORE_UNREACHABLE, weight=0.61, summary=text, culprits=_few(_ranks(late), evidence))
+    still = frozen(late)
+    earliest = _ranks([r for r in late if r.step is step])
+    suspects = still or _few(earliest, evidence) or _few(least_progress(evidence, sightings), evidence)
+    what = step.value if step else "the probe"
+    text = f"{what} did not finish in time on {len(late)} of {evidence.world_size} ranks, and nothing says why"
+    if still:
+        text = f"{what} did not finish in time, and {_names(still)} stands still where the others' Python runs"
+    elif suspects:
+        text = f"{what} did not finish in time, and {_names(suspects)} got least far"
+    return Reason(failure=_F.INIT_TIMEOUT_HANG, weight=0.55, summary=text, culprits=suspects)
 
 
 def frozen(late: Sequence[RankEvidence]) -> tuple[int, ...]:
-    """Ranks that are stopped, or whose Python stands still while another rank's still beats."""
+    """Ranks that are stopped or stuck in the driver, or whose Python stands still while another rank's beats."""
     stopped = _ranks([r for r in late if r.process_state in ("T", "t") or r.stuck])
-    if stopped:
+    if stopped and len(stopped) < len(late):
         return stopped
-    beating = min((r.silent_s for r in late), default=0.0)
-    silent = [r for r in late if r.silent_s > SILENT_S and r.silent_s > 3 * beating]
-    return _ranks(silent) if silent and len(silent) < len(late) else ()
+    liveliest = min((r.silent_s for r in late), default=0.0)
+    silent = _ranks([r for r in late if r.silent_s > max(SILENT_S, LIVELY_SHARE * liveliest)])
+    return silent if len(silent) < len(late) else ()
+
+
+def least_progress(evidence: Evidence, sightings: Sequence[Sighting]) -> tuple[int, ...]:
+    """Ranks whose NCCL log got less far than the furthest one's; empty if all got as far or nobody logged."""
+    reached: dict[int, int] = {}
+    for s in sightings:
+        if s.rule.progress and s.rank is not None:
+            reached[s.rank] = max(reached.get(s.rank, 0), s.rule.progress)
+    if len(reached) < 2 or min(reached.values()) == max(reached.values()):
+        return ()
+    return tuple(sorted(rank for rank, progress in reached.items() if progress == min(reached.values())))
 
 
 def _missing(missing: Sequence[RankEvidence], evidence: Evidence) -> Reason:
     ranks = _ranks(missing)
-    names = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
-    return Reason(
-        failure=_F.MISSING_RANK, weight=0.61, culprits=ranks, strength=1,
-        summary=f"{len(ranks)} of {evidence.world_size} ranks gave no answer ({names})",
-    )  # fmt: skip
+    text = f"{len(ranks)} of {evidence.world_size} ranks gave no answer: {_names(ranks)}"
+    return Reason(failure=_F.MISSING_RANK, weight=0.61, summary=text, strength=1, culprits=ranks)
+
+
+def failed_step(evidence: Evidence) -> Step | None:
+    """The earliest step in which a rank ended that was not merely cut short."""
+    ended = [r.step for r in evidence.ranks if r.step and r.outcome not in (Outcome.OK, Outcome.WAITING, Outcome.NOT_RUN)]
+    return min(ended, key=lambda step: step.position, default=None)
+
+
+def ruled_out(evidence: Evidence) -> tuple[str, ...]:
+    """Steps that every rank has behind it; nothing if a rank gave no answer."""
+    step = failed_step(evidence)
+    if step is None or evidence.with_outcome(Outcome.MISSING, Outcome.NOT_RUN):
+        return ()
+    behind = min((r.step.position for r in evidence.ranks if r.step), default=0)
+    done = [s.value for s in Step if s.position < min(behind, step.position)]
+    return (f"{', '.join(done)} ok on all {evidence.world_size} ranks",) if done else ()
+
+
+def _few(ranks: Sequence[int], evidence: Evidence) -> tuple[int, ...]:
+    """The ranks if they are fewer than all: what is true of everybody accuses nobody."""
+    return tuple(ranks) if len(ranks) < evidence.world_size else ()
+
+
+def _names(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
 
 
 def _ranks(records: Sequence[RankEvidence]) -> tuple[int, ...]:

@@ -17,6 +17,14 @@ with warnings.catch_warnings():
 
 # A literal below three characters is found in nearly every line, so it would filter nothing.
 _MIN_LITERAL = 3
+# Words that stand in most lines of a healthy NCCL_DEBUG=INFO log: a literal found in here filters little, so another one
+# of the same pattern is preferred.
+_COMMON = (
+    "nccl info channel : via p2p/cumem/direct pointer shm ring tree trees connected all rings net/socket net/ib using "
+    "comm rank nranks cudadev nvmldev busid commid init start complete bootstrap version cudadriverversion set by environment "
+    "to setting affinity for gpu threadthresholds coll channels nvls channels per peer libnccl.so -> return returned remote "
+    "allreduce: opcount sendbuff recvbuff count datatype op root stream broadcast allgather reduce gather"
+)
 _REPEATS = ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT")
 
 
@@ -29,7 +37,8 @@ class Pattern:
 
     Attributes:
         text: the expression.
-        literals: lower-case strings of which every match contains at least one.
+        literals: lower-case strings without digits, of which every match contains at least one once its own digits are
+            taken out. Without digits, because lines that differ in nothing else (ranks, pids, pointers) then need one look.
     """
 
     def __init__(self, text: str) -> None:
@@ -42,7 +51,7 @@ class Pattern:
             raise PatternError(f"{text!r} repeats a repetition, which can take exponential time on a hostile line")
         self.literals = _best(tree)
         if not self.literals:
-            raise PatternError(f"{text!r} has no fixed text of {_MIN_LITERAL} characters that every match must contain")
+            raise PatternError(f"{text!r} has no fixed text of {_MIN_LITERAL} characters, digits aside, in every match")
 
     @cached_property
     def _compiled(self) -> re.Pattern[str]:
@@ -82,7 +91,11 @@ def _parts(name: str, value: Any) -> list[Any]:
 def _best(tree: Iterable[Any]) -> tuple[str, ...]:
     """The most selective set of literals: the one whose shortest member is longest."""
     options = [option for option in _options(tree) if min(map(len, option)) >= _MIN_LITERAL]
-    return max(options, key=lambda option: (min(map(len, option)), -len(option)), default=())
+    return max(options, key=_selectivity, default=())
+
+
+def _selectivity(option: tuple[str, ...]) -> tuple[bool, int, int]:
+    return not any(literal in _COMMON for literal in option), min(map(len, option)), -len(option)
 
 
 def _options(tree: Iterable[Any]) -> list[tuple[str, ...]]:
@@ -91,9 +104,10 @@ def _options(tree: Iterable[Any]) -> list[tuple[str, ...]]:
     run: list[str] = []
 
     def close() -> None:
-        if run:
-            options.append(("".join(run).lower(),))
-            run.clear()
+        literal = "".join(c for c in run if not c.isdigit()).lower()
+        if literal:
+            options.append((literal,))
+        run.clear()
 
     for op, value in tree:
         name = str(op)

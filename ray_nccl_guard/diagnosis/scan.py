@@ -1,16 +1,28 @@
-"""Which rule claims which line: one pass over text of any size, with a literal filter before the regular expressions."""
+"""Which rule claims which line: lines that differ only in digits are looked at once, then literals, then the expressions."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ray_nccl_guard.rulebook import Rule
 
-# Longer lines are cut: no diagnostic of NCCL or torch that carries a diagnosis is near this long, and a hostile line must
-# not cost more than its first 8 KiB.
+# Longer lines are cut: no line of NCCL or torch that carries a diagnosis is near this long, and a hostile line must not
+# cost more than its first 8 KiB.
 MAX_LINE = 8 << 10
+# Shapes of lines known to interest no rule. A healthy log of 256 ranks has a few thousand; the bound keeps a hostile
+# log's memory below about 20 MB.
+_MAX_SHAPES = 100_000
+_DIGITS = b"0123456789"
+_DROP_DIGITS = {ord(digit): None for digit in "0123456789"}
+# Literals containing one of these share its search: one search for `fail` instead of one for each text it stands in.
+# None of them stands in a line of a healthy log often.
+_GENERIC = (
+    "fail", "error", "warn", "timed", "timeout", "memory", "refused", "kill", "mismatch", "abort", "invalid", "unable",
+    "could", "not supported", "is not ", "cannot", "watchdog", "unhandled", "closed", "reset by peer", "route to host",
+    "no space", "address", "illegal", "cuda error", "wrong", "operation", "store",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,40 +38,49 @@ class Scanner:
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self.rules = tuple(rules)
-        by_literal: dict[str, list[int]] = {}
+        by_literal: dict[str, set[int]] = {}
         for index, rule in enumerate(self.rules):
             for pattern in rule.patterns:
                 for literal in pattern.literals:
-                    claimed = by_literal.setdefault(literal, [])
-                    if index not in claimed:
-                        claimed.append(index)
+                    by_literal.setdefault(literal, set()).add(index)
         self._triggers = _cover(by_literal)
+        self._searches = [trigger.encode() for trigger in self._triggers]
+        self._boring: set[bytes] = set()
 
-    def suspects(self, text: str) -> Iterator[tuple[int, int]]:
-        """Spans (start, end) of the lines in `text` that some rule could claim, in order, each once."""
-        lowered = text.lower()
-        if len(lowered) != len(text):  # a few non-ASCII letters change length when lowered; positions must not move
-            lowered = text
-        starts: set[int] = set()
-        spans: list[tuple[int, int]] = []
-        for trigger in self._triggers:
-            at = lowered.find(trigger)
+    def suspects(self, lines: Sequence[str]) -> list[int]:
+        """Indices of the lines that some rule could claim. No line may contain a line feed."""
+        shapes = "\n".join(lines).encode("utf-8", "replace").translate(None, _DIGITS).lower().split(b"\n")
+        boring = self._boring
+        open_: dict[bytes, list[int]] = {}
+        for index, shape in enumerate(shapes):
+            if shape not in boring:
+                open_.setdefault(shape, []).append(index)
+        if not open_:
+            return []
+        hot = self._hot(list(open_))
+        if len(boring) > _MAX_SHAPES:
+            boring.clear()
+        boring.update(open_.keys() - hot)
+        return sorted(index for shape in hot for index in open_[shape])
+
+    def _hot(self, shapes: Sequence[bytes]) -> set[bytes]:
+        """The shapes that contain a trigger."""
+        text = b"\n".join(shapes)
+        found: set[bytes] = set()
+        for trigger in self._searches:
+            at = text.find(trigger)
             while at >= 0:
-                start = lowered.rfind("\n", 0, at) + 1
-                end = lowered.find("\n", at)
+                end = text.find(b"\n", at)
                 end = len(text) if end < 0 else end
-                if start not in starts:
-                    starts.add(start)
-                    spans.append((start, end))
-                at = lowered.find(trigger, end)
-        spans.sort()
-        return iter(spans)
+                found.add(text[text.rfind(b"\n", 0, at) + 1 : end])
+                at = text.find(trigger, end)
+        return found
 
     def hits(self, line: str) -> tuple[Hit, ...]:
         """The rules that claim `line`, in rule order."""
-        line = line[:MAX_LINE]
-        lowered = line.lower()
-        wanted = {i for trigger, indices in self._triggers.items() if trigger in lowered for i in indices}
+        line = plain(line)
+        shape = line.lower().translate(_DROP_DIGITS)
+        wanted = {index for trigger, indices in self._triggers.items() if trigger in shape for index in indices}
         found = []
         for index in sorted(wanted):
             rule = self.rules[index]
@@ -72,28 +93,19 @@ class Scanner:
         return tuple(found)
 
 
-def _cover(by_literal: dict[str, list[int]]) -> dict[str, tuple[int, ...]]:
-    """Fewer triggers for the same rules: a literal that contains another needs no search of its own."""
-    kept: dict[str, set[int]] = {}
+def _cover(by_literal: dict[str, set[int]]) -> dict[str, tuple[int, ...]]:
+    """Fewer searches for the same rules: a literal that contains another needs none of its own."""
+    kept: dict[str, set[int]] = {word: set() for word in _GENERIC}
     for literal in sorted(by_literal, key=lambda text: (len(text), text)):
-        inside = next((short for short in kept if short in literal), None)
-        kept.setdefault(inside or literal, set()).update(by_literal[literal])
-    return {trigger: tuple(sorted(indices)) for trigger, indices in kept.items()}
+        inside = next((short for short in kept if short in literal), literal)
+        kept.setdefault(inside, set()).update(by_literal[literal])
+    return {trigger: tuple(sorted(indices)) for trigger, indices in kept.items() if indices}
 
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def plain(line: str) -> str:
-    """The line without terminal colours and control characters, cut at `MAX_LINE`."""
+    """The line without terminal colours, cut at `MAX_LINE`."""
     line = line[:MAX_LINE]
-    if "\x1b" in line:
-        line = _ANSI.sub("", line)
-    return line.rstrip("\r\n")
-
-
-def lines_of(texts: Iterable[str]) -> Iterator[str]:
-    """Every line of several texts, cleaned."""
-    for text in texts:
-        for line in text.splitlines():
-            yield plain(line)
+    return _ANSI.sub("", line) if "\x1b" in line else line

@@ -6,13 +6,17 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ray_nccl_guard.classes import FailureClass
-from ray_nccl_guard.rulebook import Rule, RuleRole
+from ray_nccl_guard.rulebook import Certainty, Rule, RuleRole
 
-# Without a rule that names a cause no class may score as high as one that has such a rule (the lightest shipped cause
-# weighs 0.6); the order of roles in `RuleRole` then holds whatever the number of hints.
+# Weights from here on name a cause. Without one no class may score as high as a class that has one: the order of roles in
+# `RuleRole` then holds whatever the number of hints.
+HARD = 0.6
 SOFT_CEILING = 0.59
 # Agreement of several rules tells apart two causes of equal weight and must not overturn a heavier one.
 AGREEMENT = 0.04
+# Two causes closer than CLOSE are both on the table, closer than TIED the verdict is open between them.
+CLOSE, TIED = 0.05, 0.02
+_FAILURES = (RuleRole.CAUSE, RuleRole.SYMPTOM, RuleRole.CASCADE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +26,7 @@ class Sighting:
     Attributes:
         record: index of the rank's record in the evidence.
         order: position within the record.
+        failure: the class it speaks for here: the rule's, or what that class can mean in a program of ours.
     """
 
     record: int
@@ -31,6 +36,7 @@ class Sighting:
     number: int
     text: str
     rule: Rule
+    failure: FailureClass
     fields: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -39,8 +45,9 @@ class Reason:
     """A conclusion that no single line carries: ranks compared, outcomes read, a finding of another stage.
 
     Attributes:
-        weight: as a rule's; 0.6 and above count as a cause.
-        records: indices of the records it rests on.
+        weight: as a rule's; `HARD` and above count as a cause.
+        decides: it is a verdict by itself, whatever the lines say.
+        strength: the certainty it can carry, as `Certainty.strength`.
     """
 
     failure: FailureClass
@@ -52,15 +59,36 @@ class Reason:
     relief: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Weighed:
-    """One class's case: its score, the rules and reasons for it, strongest first."""
+    """One class's case: its score, the rules and reasons for it, strongest first.
+
+    Attributes:
+        named: something names it as a cause; False if symptoms, echoes and hints are all there is.
+    """
 
     failure: FailureClass
-    score: float = 0.0
-    rules: list[Rule] = field(default_factory=list)
-    reasons: list[Reason] = field(default_factory=list)
+    score: float
+    rules: tuple[Rule, ...] = ()
+    reasons: tuple[Reason, ...] = ()
     named: bool = False
+
+    @property
+    def rule(self) -> Rule | None:
+        """The strongest rule that is about this class, not merely explained by it."""
+        return next((r for r in self.rules if r.role is not RuleRole.HINT), None)
+
+    @property
+    def reason(self) -> Reason | None:
+        """The strongest reason, if it carries more than the strongest rule."""
+        best = self.reasons[0] if self.reasons else None
+        if best is None or (self.rule is not None and self.rule.role is RuleRole.CAUSE and self.rule.weight > best.weight):
+            return None
+        return best
+
+    @property
+    def why(self) -> str:
+        return self.reason.summary if self.reason else self.rule.summary if self.rule else ""
 
 
 def active(sightings: Iterable[Sighting]) -> list[Sighting]:
@@ -76,37 +104,51 @@ def _holds(rule: Rule, ids: Collection[str]) -> bool:
     return not any(other in ids for other in rule.unless)
 
 
-def weigh(sightings: Sequence[Sighting], reasons: Sequence[Reason] = ()) -> list[Weighed]:
-    """Every class the evidence speaks for, best first. `sightings` are active ones (see `active`)."""
-    rules = list({s.rule.id: s.rule for s in sightings}.values())
-    if not any(r.role in (RuleRole.CAUSE, RuleRole.SYMPTOM, RuleRole.CASCADE) for r in rules) and not reasons:
+def weigh(
+    sightings: Sequence[Sighting], reasons: Sequence[Reason] = (), closed: Collection[FailureClass] = ()
+) -> list[Weighed]:
+    """Every class the evidence speaks for, best first. `sightings` are active ones (see `active`); `closed` are impossible."""
+    rules = list({(s.rule.id, s.failure): (s.rule, s.failure) for s in sightings}.values())
+    if not any(r.role in _FAILURES for r, _ in rules) and not any(r.weight >= HARD for r in reasons):
         return []  # hints alone are no failure
-    cases = {failure: _case(failure, rules, reasons) for failure in FailureClass}
+    cases = [_case(failure, rules, reasons) for failure in FailureClass if failure not in closed]
     first_seen = _first_seen(sightings)
-    found = [case for case in cases.values() if case.score > 0]
-    found.sort(key=lambda c: (-round(c.score, 3), first_seen.get(c.failure, (1 << 30)), c.failure.value))
+    found = [case for case in cases if case.score > 0]
+    found.sort(key=lambda c: (-round(c.score, 3), first_seen.get(c.failure, 1 << 30), c.failure.value))
     return found
 
 
-def _case(failure: FailureClass, rules: Sequence[Rule], reasons: Sequence[Reason]) -> Weighed:
-    mine = [r for r in rules if r.failure is failure and r.role is not RuleRole.BOILERPLATE]
-    causes = [r for r in mine if r.role is RuleRole.CAUSE]
-    soft = max((r.weight for r in mine if r.role in (RuleRole.SYMPTOM, RuleRole.CASCADE)), default=0.0)
-    soft = max(soft, max((r.also[failure] for r in rules if failure in r.also), default=0.0))
-    soft += sum(r.weight for r in mine if r.role is RuleRole.HINT)
+def _case(failure: FailureClass, rules: Sequence[tuple[Rule, FailureClass]], reasons: Sequence[Reason]) -> Weighed:
+    mine = [r for r, meant in rules if meant is failure and r.role is not RuleRole.BOILERPLATE]
+    others = [r for r, _ in rules if failure in r.also and r not in mine]
     because = [r for r in reasons if r.failure is failure]
-    hard = max([r.weight for r in causes] + [r.weight for r in because if r.weight >= 0.6], default=0.0)
-    soft += sum(r.weight for r in because if r.weight < 0.6)
-    agreeing = len(causes) + len(because) - 1
+    hard = [r.weight for r in mine if r.role is RuleRole.CAUSE] + [r.weight for r in because if r.weight >= HARD]
+    softs = [r.weight for r in mine if r.role in (RuleRole.SYMPTOM, RuleRole.CASCADE)] + [r.also[failure] for r in others]
+    soft = max(softs + [r.weight for r in because if r.weight < HARD], default=0.0)
+    soft += sum(r.weight for r in mine if r.role is RuleRole.HINT)
     if hard:
-        score = min(0.99, hard + AGREEMENT * min(1.0, soft + 0.5 * max(0, agreeing)))
+        score = min(0.99, max(hard) + AGREEMENT * min(1.0, soft + 0.5 * (len(hard) - 1)))
     else:
         score = min(SOFT_CEILING, soft)
-    supporters = mine + [r for r in rules if failure in r.also and r not in mine]
     order = list(RuleRole)
-    supporters.sort(key=lambda r: (r.failure is not failure, order.index(r.role), -r.weight, r.id))
-    because.sort(key=lambda r: -r.weight)
-    return Weighed(failure=failure, score=score, rules=supporters, reasons=because, named=bool(hard))
+    mine.sort(key=lambda r: (order.index(r.role), -r.weight, r.id))
+    return Weighed(
+        failure=failure, score=score, rules=tuple(mine), named=bool(hard),
+        reasons=tuple(sorted(because, key=lambda r: -r.weight)),
+    )  # fmt: skip
+
+
+def certainty_of(cases: Sequence[Weighed]) -> Certainty:
+    """How far the best case carries: as far as its strongest signature can, and less if another class is as well named."""
+    top = cases[0]
+    if not top.named:
+        return Certainty.OPEN
+    strengths = [r.certainty.strength for r in top.rules if r.role is RuleRole.CAUSE]
+    strength = max(strengths + [r.strength for r in top.reasons if r.weight >= HARD], default=0)
+    rival = cases[1] if len(cases) > 1 else None
+    if rival is not None and rival.named and rival.score > top.score - CLOSE:
+        strength = min(strength, 0 if rival.score > top.score - TIED else 1)
+    return next(c for c in Certainty if c.strength == strength)
 
 
 def _first_seen(sightings: Sequence[Sighting]) -> dict[FailureClass, int]:
@@ -114,5 +156,5 @@ def _first_seen(sightings: Sequence[Sighting]) -> dict[FailureClass, int]:
     first: dict[FailureClass, int] = {}
     for s in sightings:
         if s.rule.role is not RuleRole.BOILERPLATE:
-            first[s.rule.failure] = min(first.get(s.rule.failure, 1 << 30), s.order)
+            first[s.failure] = min(first.get(s.failure, 1 << 30), s.order)
     return first

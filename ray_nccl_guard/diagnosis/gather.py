@@ -1,0 +1,121 @@
+"""From evidence to weighed classes: scan every rank's record, hear the other stages' findings, weigh it all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from ray_nccl_guard.classes import FailureClass
+from ray_nccl_guard.diagnosis import collectives, outcomes
+from ray_nccl_guard.diagnosis.scan import Scanner
+from ray_nccl_guard.diagnosis.weigh import Reason, Sighting, Weighed, active, weigh
+from ray_nccl_guard.evidence import Evidence, Finding, Origin, RankEvidence
+from ray_nccl_guard.probe.spec import LogLine
+from ray_nccl_guard.rulebook import Rule, RuleRole, shipped_rules
+
+_F = FailureClass
+# The live probe runs our own program, the same on every rank: these classes are not open to it (DESIGN D7). Two ranks of
+# one program that disagree about a message run different libraries.
+NOT_FROM_OUR_PROGRAM = {
+    _F.COLLECTIVE_TIMEOUT_DESYNC: _F.INIT_TIMEOUT_HANG,
+    _F.SHAPE_OR_DTYPE_MISMATCH: _F.VERSION_MISMATCH,
+    _F.USER_CODE_NOT_INFRA: _F.UNKNOWN,
+}
+# A finding that does not decide explains a failure whose lines name no cause: just above a symptom, below every cause.
+# Where the lines do name a cause, it only tilts.
+EXPLAINS, TILTS = 0.64, 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """Every class the evidence speaks for, best first, and the lines it rests on."""
+
+    cases: tuple[Weighed, ...]
+    sightings: tuple[Sighting, ...]
+
+
+@lru_cache(maxsize=1)
+def _shipped_scanner() -> Scanner:
+    return Scanner(shipped_rules())
+
+
+def scanner_for(rules: Sequence[Rule] | None) -> Scanner:
+    """The scanner of a rule book; that of the shipped one is made once."""
+    return _shipped_scanner() if rules is None else Scanner(rules)
+
+
+def diagnose(evidence: Evidence, rules: Sequence[Rule] | None = None) -> Diagnosis:
+    """Weigh the evidence. `rules` defaults to the shipped rule book."""
+    sightings = active(_sightings(evidence, scanner_for(rules)))
+    reasons = [*collectives.compare(sightings), *outcomes.read_outcomes(evidence, sightings)]
+    closed = () if evidence.origin is Origin.LOG else tuple(NOT_FROM_OUR_PROGRAM)
+    if closed:
+        sightings = [_our_program(s) for s in sightings]
+        reasons = [replace(r, failure=NOT_FROM_OUR_PROGRAM.get(r.failure, r.failure)) for r in reasons]
+    reasons += _findings(evidence, sightings, reasons)
+    return Diagnosis(cases=tuple(weigh(sightings, reasons, closed)), sightings=tuple(sightings))
+
+
+def _our_program(sighting: Sighting) -> Sighting:
+    """The same line seen as what it can mean in a program of ours."""
+    return replace(sighting, failure=NOT_FROM_OUR_PROGRAM.get(sighting.failure, sighting.failure))
+
+
+def _sightings(evidence: Evidence, scanner: Scanner) -> list[Sighting]:
+    records: list[int] = []
+    orders: list[int] = []
+    lines: list[LogLine] = []
+    for index, record in enumerate(evidence.ranks):
+        own = _record_lines(record)
+        lines += own
+        records += [index] * len(own)
+        orders += range(len(own))
+    texts = [line.text for line in lines]
+    found: list[Sighting] = []
+    for at in scanner.suspects(texts):
+        line = lines[at]
+        rank = evidence.ranks[records[at]].rank
+        for hit in scanner.hits(line.text):
+            found.append(Sighting(
+                record=records[at], rank=rank, order=orders[at], source=line.source, number=line.number,
+                text=line.text, rule=hit.rule, failure=hit.rule.failure, fields=hit.fields,
+            ))  # fmt: skip
+    return found
+
+
+def _record_lines(record: RankEvidence) -> list[LogLine]:
+    """What the rank printed, then its exception, then what the kernel said, as lines without line feeds."""
+    lines: list[LogLine] = []
+    for line in record.lines:
+        if "\n" in line.text or "\r" in line.text:
+            parts = line.text.splitlines()
+            lines.extend(LogLine(source=line.source, number=line.number, text=part) for part in parts)
+        else:
+            lines.append(line)
+    for source, texts in (("error", record.text.splitlines()), ("kernel", record.kernel_lines)):
+        for i, text in enumerate(texts):
+            lines.append(LogLine(source=source, number=i + 1, text=text.replace("\n", " ")))
+    return lines
+
+
+def _findings(evidence: Evidence, sightings: Sequence[Sighting], reasons: Sequence[Reason]) -> list[Reason]:
+    """Other stages' findings as reasons: one that decides is a cause by itself, the others explain what has failed."""
+    named = any(s.rule.role is RuleRole.CAUSE for s in sightings) or any(r.decides for r in reasons)
+    found = []
+    for finding in evidence.findings:
+        if _class_of(finding) in (_F.UNKNOWN, _F.OK):
+            continue
+        weight = 0.99 if finding.decides else (TILTS if named else EXPLAINS)
+        found.append(Reason(
+            failure=_class_of(finding), weight=weight, summary=finding.text, decides=finding.decides,
+            strength=2 if finding.decides else 0, culprits=finding.culprit_ranks, relief=finding.relief,
+        ))  # fmt: skip
+    return found
+
+
+def _class_of(finding: Finding) -> FailureClass:
+    try:
+        return FailureClass(finding.failure)
+    except ValueError:
+        return _F.UNKNOWN
