@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
+from ray_nccl_guard.facts import Finding
 from ray_nccl_guard.probe.spec import LogLine, Outcome, ProbeResult, Step
+
+
+__all__ = ["Evidence", "Finding", "Origin", "RankEvidence", "align"]
 
 
 class Origin(Enum):
@@ -46,24 +50,6 @@ class RankEvidence:
     kernel_lines: tuple[str, ...] = ()
     stuck: bool = False
     host: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """Something a stage saw besides the ranks' own words: a fact, a network cell, a hazard.
-
-    Attributes:
-        failure: the class (its value) that it speaks for.
-        decides: True if it is a verdict by itself, False if it only explains a failure that happened.
-        culprit_ranks: the ranks it points at, empty if none.
-        relief: the smallest setting known to sidestep it.
-    """
-
-    failure: str
-    text: str
-    decides: bool = False
-    culprit_ranks: tuple[int, ...] = ()
-    relief: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,13 +34,20 @@ def run(task: RankTask, start: Start, journal: Journal, pulse_fd: int) -> NoRetu
         journal.write(step.value, "spawn_me", str(reason))
         code = EXIT_SPAWN_ME
     except BaseException as error:  # the outermost frame of a process that ends here: what is caught becomes evidence
-        traceback.print_exc()
+        _print_failure(error)
         journal.write(step.value, "failed", f"{type(error).__name__}: {error}"[:8192])
     finally:
         # Never return into the worker's stack, and run no exit handler: this may be a fork of a Ray worker.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _print_failure(error: BaseException) -> None:
+    # Frames without their source lines: a quoted `raise SomeError("text")` would stand in the log like the error itself.
+    for frame in traceback.extract_tb(error.__traceback__):
+        sys.stderr.write(f"  at {frame.filename}:{frame.lineno} in {frame.name}\n")
+    sys.stderr.write("".join(traceback.format_exception_only(error)))
 
 
 class _SpawnMe(Exception):

@@ -18,6 +18,13 @@ GRACE_S = 2.0
 # A child whose journal or NCCL log grew within this time before its deadline is slow, not silent: the deadline doubles, once.
 PROGRESS_S = 5.0
 
+# A killed child is nearly always reaped within milliseconds; the launcher answers after this, so that its silence means
+# something, and `settle` waits for the rest.
+_REAP_FIRST_S = 1.0
+SETTLE_S = process.REAP_S
+
+_unreaped: list[process.Child] = []
+
 _BEFORE_NCCL = (Step.IMPORT, Step.DEVICE)
 
 
@@ -46,6 +53,17 @@ def run_rank(task: RankTask) -> ProbeResult:
     finally:
         link.close()
     return replace(result, seconds=time.monotonic() - started_s)
+
+
+def settle() -> bool:
+    """Wait for children that were killed but had not been reaped; False if one still stands (it sits in the GPU driver)."""
+    _unreaped[:] = [child for child in _unreaped if not child.kill(within_s=SETTLE_S)]
+    return not _unreaped
+
+
+def unstuck(result: ProbeResult) -> ProbeResult:
+    """`result` once its child has been reaped after all."""
+    return replace(result, stuck=False)
 
 
 class _Watch:
@@ -155,7 +173,9 @@ class _Watch:
             quiet_s, state = silent_s(self.fds[1], now_s), process.state_of(child.pid)
             child.ask_stack()
             shared |= process.shared_memory_of(child.pid)
-            stuck = not child.kill()
+            stuck = not child.kill(within_s=_REAP_FIRST_S)
+            if stuck:
+                _unreaped.append(child)
         else:
             child.kill(within_s=0.0)  # what the child itself may have started shares its session
         self._take_in()

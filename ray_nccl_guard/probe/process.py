@@ -6,6 +6,7 @@ import ctypes
 import faulthandler
 import gc
 import glob
+import logging
 import os
 import pickle
 import re
@@ -155,26 +156,27 @@ def detach(parent: int, keep: Iterable[int], output_fd: int, new_session: bool =
         signal.signal(number, signal.SIG_DFL)  # Ray's handlers raise SystemExit into a stack that is not ours
     os.dup2(output_fd, 1)
     os.dup2(output_fd, 2)
-    with open("/dev/null", "rb") as null:
-        os.dup2(null.fileno(), 0)
-    _close_all_but({0, 1, 2, *keep})
+    _silence_all_but({1, 2, *keep})
     # Where Python stood, in C and without the GIL: after a crash by itself, before our SIGKILL on SIGUSR1.
     faulthandler.enable(file=2)
     faulthandler.register(signal.SIGUSR1, file=2)
     # Ray replaces sys.stdout and sys.stderr by objects of its own.
     sys.stdout = os.fdopen(os.dup(1), "w", buffering=1, errors="replace")
     sys.stderr = os.fdopen(os.dup(2), "w", buffering=1, errors="replace")
+    logging.getLogger().handlers = [logging.StreamHandler(sys.stderr)]  # Ray Train sends even print() through logging
 
 
-def _close_all_but(keep: set[int]) -> None:
-    # Sockets to the raylet would keep it from noticing the worker's death while this child lives.
+def _silence_all_but(keep: set[int]) -> None:
+    """Point every inherited descriptor at /dev/null.
+
+    Sockets to the raylet would keep it from noticing the worker's death while this child lives. Closing is not enough: a
+    log handler that still knows the number of a closed file would write into whatever socket gets that number next.
+    """
+    null = os.open("/dev/null", os.O_RDWR)
     for name in os.listdir("/proc/self/fd"):
         fd = int(name)
-        if fd not in keep:
-            try:
-                os.close(fd)
-            except OSError:
-                pass  # the descriptor of the listing itself
+        if fd not in keep and fd != null:
+            os.dup2(null, fd, inheritable=False)
 
 
 def _apply(env: dict[str, str], unset: Iterable[str]) -> None:

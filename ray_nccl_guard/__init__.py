@@ -1,0 +1,50 @@
+"""Proves NCCL before training starts: `TorchTrainer(..., torch_config=GuardedTorchConfig())`.
+
+Importing this package imports neither torch nor ray; names are loaded when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ray_nccl_guard._version import __version__
+
+if TYPE_CHECKING:
+    from ray_nccl_guard.classes import FailureClass
+    from ray_nccl_guard.current import current_report
+    from ray_nccl_guard.policy import Action, Policy
+    from ray_nccl_guard.probe.spec import ProbeSpec
+    from ray_nccl_guard.ray_train.config import GuardedTorchConfig
+    from ray_nccl_guard.ray_train.errors import NcclInitRefused
+
+_HOMES = {
+    "Action": "policy",
+    "FailureClass": "classes",
+    "GuardedTorchConfig": "ray_train.config",
+    "NcclInitRefused": "ray_train.errors",
+    "Policy": "policy",
+    "ProbeSpec": "probe.spec",
+    "current_report": "current",
+}
+
+__all__ = [
+    "Action",
+    "FailureClass",
+    "GuardedTorchConfig",
+    "NcclInitRefused",
+    "Policy",
+    "ProbeSpec",
+    "__version__",
+    "current_report",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,128 @@
+"""The pre-flight: probe a rung, name what failed, decide, and prove the next rung, until a backend is proved or none is left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ray_nccl_guard.classes import FailureClass
+from ray_nccl_guard.evidence import Origin, align
+from ray_nccl_guard.facts import Finding, RankFacts
+from ray_nccl_guard.ladder import Decision, Ladder, Rung
+from ray_nccl_guard.probe.spec import Outcome, ProbeResult
+from ray_nccl_guard.report import Attempt, Report
+from ray_nccl_guard.verdict import Certainty, Verdict, classify
+
+# Proves one rung on every rank; the answers may lack ranks that did not give one.
+Runner = Callable[[Rung], Sequence[ProbeResult]]
+
+
+class GroupLost(Exception):
+    """A worker died or stopped answering: these workers can prove nothing more, the next rung needs fresh ones."""
+
+    def __init__(self, results: Sequence[ProbeResult]) -> None:
+        super().__init__("a worker was lost during the probe")
+        self.results = tuple(results)
+
+
+@dataclass(slots=True, kw_only=True)
+class Preflight:
+    """What a pre-flight works on: the facts of the workers at hand, and the ladder that lives across attempts.
+
+    Attributes:
+        findings: what the facts (and the network) say before any collective.
+        rules: the rule book; None for the one that is shipped.
+        attempts: rungs tried so far, those of earlier worker groups included.
+    """
+
+    facts: tuple[RankFacts, ...]
+    ladder: Ladder
+    findings: tuple[Finding, ...] = ()
+    rules: Sequence[Any] | None = None
+    attempts: list[Attempt] = field(default_factory=list)
+    group_attempt: int = 1
+    started_s: float = field(default_factory=time.monotonic)
+
+    def run(self, prove: Runner) -> Report:
+        """Prove rungs until one passes on every rank or the ladder ends.
+
+        Raises:
+            GroupLost: a worker is gone; `attempts` holds what was seen and the ladder stands on the next rung, or, if
+                the ladder has ended, the decision is returned as a report in the usual way.
+        """
+        decision: Decision | None = None
+        while decision is None:
+            decision = self._try(self.ladder.rung, prove)
+        return self.report(decision)
+
+    def _try(self, rung: Rung, prove: Runner) -> Decision | None:
+        started_s = time.monotonic()
+        lost: GroupLost | None = None
+        if self._decided_by_facts(rung):
+            results: Sequence[ProbeResult] = [ProbeResult(rank=f.rank, outcome=Outcome.NOT_RUN) for f in self.facts]
+        else:
+            try:
+                results = prove(rung)
+            except GroupLost as error:
+                lost, results = error, error.results
+        verdict = self.judge(rung, results, Origin.PROBE, time.monotonic() - started_s)
+        if self.attempts[-1].evidence.ok:
+            return self.ladder.after_pass()
+        following = self.ladder.after_failure(verdict, budget_left_s=self._budget_left_s())
+        if isinstance(following, Decision):
+            return following
+        if any(r.stuck for r in results):
+            return self.ladder.refuse("a process of the probe cannot be ended: it sits in the GPU driver on that node")
+        if lost is not None:
+            raise lost
+        return None
+
+    def judge(self, rung: Rung, results: Sequence[ProbeResult], origin: Origin, seconds: float) -> Verdict:
+        """Classify one rung's results and keep them as an attempt."""
+        evidence = align(
+            results,
+            world_size=len(self.facts),
+            backend=rung.backend,
+            origin=origin,
+            findings=self.findings if "nccl" in rung.backend else (),
+            hosts={f.rank: f.host for f in self.facts},
+        )
+        verdict = classify(evidence, self.rules)
+        self.attempts.append(
+            Attempt(
+                rung=rung,
+                evidence=evidence,
+                verdict=verdict,
+                results=tuple(sorted(results, key=lambda r: r.rank)),
+                seconds=seconds,
+                group_attempt=self.group_attempt,
+            )
+        )
+        return verdict
+
+    def report(self, decision: Decision) -> Report:
+        """The report of this pre-flight, with the verdict of the rung that failed first (if any did)."""
+        ok = Verdict(failure=FailureClass.OK, certainty=Certainty.ESTABLISHED)
+        return Report(
+            world_size=len(self.facts),
+            backend_wanted=self.ladder.wanted.backend,
+            decision=decision,
+            verdict=self.ladder.primary or ok,
+            policy=self.ladder.policy,
+            facts=self.facts,
+            attempts=tuple(self.attempts),
+            timings_s={"probe": sum(a.seconds for a in self.attempts), "guard": time.monotonic() - self.started_s},
+        )
+
+    def _decided_by_facts(self, rung: Rung) -> bool:
+        # A worker without a GPU still lets torch say so in its own words, which costs no collective and no CUDA.
+        return "nccl" in rung.backend and any(
+            f.decides and f.failure != FailureClass.NO_GPU_VISIBLE.value for f in self.findings
+        )
+
+    def _budget_left_s(self) -> float:
+        return self.ladder.policy.budget_s - (time.monotonic() - self.started_s)
+
+

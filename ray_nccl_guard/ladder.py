@@ -1,0 +1,198 @@
+"""The ladder: which rung comes next after a verdict, and the decision when there is none. Pure: it asks nobody and runs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ray_nccl_guard.classes import CLASSES, FailureClass
+from ray_nccl_guard.policy import Action, Policy
+from ray_nccl_guard.verdict import Verdict
+
+GLOO = "gloo"
+# The classes that torch 2.15's new `nccl` backend may cause by itself: the old one is worth a try. The others name something
+# that both meet.
+_MAY_BE_BACKEND = frozenset(
+    {
+        FailureClass.ILLEGAL_MEMORY_ACCESS,
+        FailureClass.INIT_TIMEOUT_HANG,
+        FailureClass.WRONG_RESULT_CORRUPTION,
+        FailureClass.VERSION_MISMATCH,
+        FailureClass.UNSUPPORTED_OP_OR_CONFIG,
+        FailureClass.PROCESS_CRASHED,
+        FailureClass.UNKNOWN,
+    }
+)
+_RELIEF_TRIES = 2  # DESIGN D6: at most two, then the next rung
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rung:
+    """One way to train: a backend, and the settings it needs on every rank.
+
+    Attributes:
+        why: why this rung is tried, half a sentence.
+        retry: the same rung again, in a new probe.
+    """
+
+    backend: str
+    env: Mapping[str, str] = field(default_factory=dict)
+    why: str = ""
+    retry: bool = False
+
+    @property
+    def name(self) -> str:
+        return " ".join([self.backend, *(f"{k}={v}" for k, v in self.env.items())])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What happens now. `backend` is None if nothing may train; `because` is the reason, for the message."""
+
+    action: Action
+    backend: str | None
+    relief: Mapping[str, str] = field(default_factory=dict)
+    because: str = ""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What the job asked for, as far as the ladder needs it.
+
+    Attributes:
+        backend: the backend that the user named, or Ray's default.
+        asked_gpus: GPUs a worker asked for; below 1 sharing a GPU was intended.
+        user_settings: variables that the user has set on any rank: never overridden silently.
+        has_legacy: this torch offers `nccl-legacy` beside a new `nccl` (2.15 and later).
+    """
+
+    backend: str
+    world_size: int
+    asked_gpus: float = 0.0
+    user_settings: Mapping[str, str] = field(default_factory=dict)
+    has_legacy: bool = False
+
+
+class Ladder:
+    """The rungs of one run on one set of workers. It lives across attempts: a rung that failed is not tried again."""
+
+    def __init__(self, wanted: Wanted, policy: Policy) -> None:
+        self.wanted, self.policy = wanted, policy
+        self.first = Rung(backend=wanted.backend, why="it is what the job asked for")
+        self.rung = self.first
+        self.notes: list[str] = []
+        self._tried: list[Rung] = [self.first]
+        self.primary: Verdict | None = None
+
+    def after_pass(self) -> Decision:
+        """The current rung was proved on every rank."""
+        if self.rung.backend == self.first.backend and not self.rung.env:
+            because = "the probe passed on every rank" if self.primary is None else "it passed when it was tried again"
+            return Decision(action=Action.PROCEED, backend=self.rung.backend, because=because, notes=tuple(self.notes))
+        failure = self.primary.failure.value if self.primary else "failure"
+        return Decision(
+            action=Action.FALL_BACK,
+            backend=self.rung.backend,
+            relief=dict(self.rung.env),
+            because=f"policy {self.policy.name}: {failure} = {self._rule()}, and {self.rung.name} passed the same probe "
+            f"on {self.wanted.world_size}/{self.wanted.world_size} ranks",
+            notes=tuple(self.notes),
+        )
+
+    def after_failure(self, verdict: Verdict, *, budget_left_s: float = float("inf")) -> Rung | Decision:
+        """The current rung failed with `verdict`: the next rung to prove, or the decision if there is none."""
+        if self.primary is None or (self.rung.retry and not self.rung.env):
+            self.primary = verdict
+        if self.policy.report_only:
+            return Decision(
+                action=Action.PROCEED,
+                backend=self.wanted.backend,
+                because="policy observe only reports: training goes on as if the guard were not there",
+                notes=tuple(self.notes),
+            )
+        following = self._next(verdict)
+        if isinstance(following, Decision):
+            return following
+        if budget_left_s <= 0:
+            return self.refuse(f"the time for all rungs ({self.policy.budget_s:g} s) was used up before {following.name}")
+        self.rung = following
+        self._tried.append(following)
+        return following
+
+    def refuse(self, because: str) -> Decision:
+        return Decision(action=Action.REFUSE, backend=None, because=because, notes=tuple(self.notes))
+
+    def _rule(self) -> str:
+        if self.policy.whatever_class:
+            return "fall back whatever the class"
+        assert self.primary is not None
+        return self.policy.action_for(self.primary.failure).value
+
+    def _next(self, verdict: Verdict) -> Rung | Decision:
+        primary = self.primary or verdict
+        if self.rung.backend == GLOO:
+            return self._after_gloo(verdict)
+        action = self.policy.action_for(primary.failure)
+        if action is Action.RETRY and not any(r.retry for r in self._tried):
+            return Rung(backend=self.rung.backend, env=self.rung.env, retry=True, why="this class is tried once more")
+        if action is Action.PROCEED:
+            return Decision(
+                action=Action.PROCEED, backend=self.wanted.backend, because=f"policy: {primary.failure.value} = proceed"
+            )
+        if action is not Action.FALL_BACK and not self.policy.whatever_class:
+            how = "it failed again when it was tried once more" if action is Action.RETRY else CLASSES[primary.failure].gloo_why
+            return self.refuse(f"policy {self.policy.name}: {primary.failure.value} = refuse; {how}")
+        if primary.failure is FailureClass.DUPLICATE_GPU and not 0 < self.wanted.asked_gpus < 1 and not self.policy.whatever_class:
+            return self.refuse("two ranks share a GPU although whole GPUs were asked for; gloo would hide that")
+        return self._relief(verdict) or self._legacy(primary) or self._gloo(primary)
+
+    def _relief(self, verdict: Verdict) -> Rung | None:
+        if not self.policy.relief or not verdict.relief:
+            return None
+        tried = [r for r in self._tried if r.env]
+        relief = dict(verdict.relief)
+        kept = {k: self.wanted.user_settings[k] for k in relief if k in self.wanted.user_settings}
+        if kept:
+            already = all(kept.get(k) == v for k, v in relief.items())
+            set_by_user = ", ".join(f"{k}={v}" for k, v in kept.items())
+            would = ", ".join(f"{k}={v}" for k, v in relief.items())
+            note = f"{would} would have been tried, but you have set {set_by_user}"
+            if not already and note not in self.notes:
+                self.notes.append(note)
+            return None
+        if len(tried) >= _RELIEF_TRIES or any(dict(r.env) == relief for r in tried):
+            return None
+        backend = self.first.backend
+        return Rung(backend=backend, env=relief, why=f"it is the smallest setting known to sidestep {verdict.failure.value}")
+
+    def _legacy(self, primary: Verdict) -> Rung | None:
+        if primary.failure not in _MAY_BE_BACKEND or not (self.wanted.has_legacy and self.policy.relief and self.first.backend in ("nccl", "nccl2")):
+            return None
+        if any(r.backend == "nccl-legacy" for r in self._tried):
+            return None
+        return Rung(backend="nccl-legacy", why="the fault may be of torch's new nccl backend; the old one will go away")
+
+    def _gloo(self, primary: Verdict) -> Rung | Decision:
+        size, policy = self.wanted.world_size, self.policy
+        if not policy.gloo:
+            return self.refuse(f"policy {policy.name} never falls back to gloo")
+        if size > policy.world_ceiling:
+            return self.refuse(f"gloo is refused above {policy.world_ceiling} ranks, and this job has {size}")
+        if size > policy.world_warn:
+            self.notes.append(f"gloo with {size} ranks: above {policy.world_warn} every step pays for rings over TCP")
+        return Rung(backend=GLOO, why="no way with NCCL is left")
+
+    def _after_gloo(self, verdict: Verdict) -> Rung | Decision:
+        if self.first.backend == GLOO:
+            if self.policy.action_for(verdict.failure) is Action.RETRY and not any(r.retry for r in self._tried):
+                return Rung(backend=GLOO, retry=True, why="this class is tried once more")
+            return self.refuse(f"the job asked for gloo, and {CLASSES[verdict.failure].summary}")
+        return self.refuse(f"gloo failed its own probe: {verdict.summary or CLASSES[verdict.failure].summary}")
+
+
+def has_legacy(torch_version: str) -> bool:
+    """Whether this torch has `nccl-legacy` beside a new `nccl`: from 2.15 on (facts: torch release notes, 2.14 opt-in)."""
+    parts: list[Any] = torch_version.split("+")[0].split(".")[:2]
+    return [int(p) for p in parts if p.isdigit()] >= [2, 15]

@@ -1,0 +1,79 @@
+"""The seam: Ray Train calls `on_start`; here is the one border at which an error of the guard itself is caught."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from typing import Any
+
+from ray.train.torch.config import _TorchBackend
+
+from ray_nccl_guard.ladder import Decision
+from ray_nccl_guard.policy import Action
+from ray_nccl_guard.ray_train import publish
+from ray_nccl_guard.ray_train.errors import GuardRestart, NcclInitRefused
+from ray_nccl_guard.ray_train.run import GuardedStart, RunState
+from ray_nccl_guard.ray_train.settings import GUARDED, Mode, mode_from, stricter
+from ray_nccl_guard.report import Report
+
+
+class GuardedBackend(_TorchBackend):
+    """Ray's torch backend with the pre-flight before it.
+
+    Subclassing `TorchConfig` and `_TorchBackend` is the seam that Ray's own TorchftConfig uses, unchanged from 2.43 to
+    2.60. One instance lives in the controller for the whole run, so what must outlive a worker group is kept on it; the
+    instance in the driver is shared by several `fit()` calls and stays empty.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._run: RunState | None = None
+
+    def on_start(self, worker_group: Any, backend_config: Any) -> None:
+        settings = backend_config.guard
+        mode = stricter(settings.mode, mode_from(os.environ))
+        backend = backend_config.backend or _default_backend(worker_group)
+        if mode is Mode.OFF or backend not in GUARDED:
+            super().on_start(worker_group, backend_config)
+            return
+        if self._run is None:
+            self._run = RunState(settings=settings, backend=backend, mode=mode)
+        start = GuardedStart(worker_group, backend_config, self._run)
+        try:
+            start.run()
+        except (NcclInitRefused, GuardRestart):
+            raise
+        except Exception as error:  # the one border: the guard's own failure never stops a healthy job
+            publish.announce(self._own_failure(start, backend))
+            if settings.policy.on_guard_error == "raise":
+                raise
+            start.abandon(error)
+            super().on_start(worker_group, backend_config)
+
+    def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
+        if self._run is not None:
+            self._run.note_end(worker_group)
+        super().on_shutdown(worker_group, backend_config)
+
+    def _own_failure(self, start: GuardedStart, backend: str) -> Report:
+        report = Report(
+            world_size=start.world_size,
+            backend_wanted=backend,
+            decision=Decision(
+                action=Action.PROCEED, backend=backend, because="the guard failed, and training goes on without it"
+            ),
+            policy=start.policy,
+            facts=start.facts,
+            attempts=tuple(start.run_state.attempts),
+            guard_error=traceback.format_exc(),
+        )
+        return publish.write(report, start.workers)
+
+
+def _default_backend(worker_group: Any) -> str:
+    """What Ray would take when the user named none (V1 leaves that to `on_start`)."""
+    if hasattr(worker_group, "get_resources_per_worker"):
+        gpus = worker_group.get_resources_per_worker().get("GPU", 0)
+    else:
+        gpus = getattr(worker_group, "num_gpus_per_worker", 0)  # Ray 2.48 and earlier
+    return "nccl" if gpus else "gloo"

@@ -1,0 +1,87 @@
+"""`GuardedTorchConfig`: a `TorchConfig` whose process group is proved before training starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ray.train.torch import TorchConfig
+
+from ray_nccl_guard.policy import Policy
+from ray_nccl_guard.probe.operations import expand
+from ray_nccl_guard.probe.spec import ProbeSpec
+from ray_nccl_guard.ray_train.late_settings import SettingsWatch
+from ray_nccl_guard.ray_train.settings import GuardSettings, mode_from, policy_from
+
+
+@dataclass
+class GuardedTorchConfig(TorchConfig):
+    """A drop-in for Ray Train's `TorchConfig`: every argument of it keeps its meaning.
+
+    Before `train_func`, on the very workers that will train, a disposable process per worker forms the communicator and
+    runs a tiny warm-up under short deadlines. What fails is named, and by policy the same `fit()` goes on or is refused.
+
+    Args:
+        policy: what to do about each failure class: a `Policy`, or the name of a preset (`default`, `fallback`, `strict`,
+            `observe`). Unset, `RAY_NCCL_GUARD_POLICY` in the driver's environment decides, then the default table.
+        probe: deadlines (seconds) and sizes (bytes) of the probe; None to rely on the deadline around the training
+            group only.
+        collectives: what the job needs: presets (`ddp`, `syncbn`, `fsdp`, `tp`, `pp`) and operation names, mixed freely.
+            None is ddp + syncbn. A backend is chosen only if it has proved all of them on every rank.
+        eager_init: form the training communicator at once, bound to the worker's device, and warm it up. False makes the
+            training group exactly as plain TorchConfig does (torch 2.15 and later still gets its device), for jobs that
+            split groups from a bound one.
+        rules: more rules for naming failures, as loaded by `ray_nccl_guard.load_rules`.
+
+    Raises:
+        ValueError: an argument is not what it may be, or `RAY_NCCL_GUARD` is none of off, observe, on.
+    """
+
+    policy: Policy | str | None = field(default=None, kw_only=True)
+    probe: ProbeSpec | None = field(default=ProbeSpec(), kw_only=True)
+    collectives: str | Iterable[str] | None = field(default=None, kw_only=True)
+    eager_init: bool = field(default=True, kw_only=True)
+    rules: Sequence[Any] | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.probe is not None and not isinstance(self.probe, ProbeSpec):
+            raise ValueError(f"GuardedTorchConfig.probe is a ProbeSpec or None, not {self.probe!r}")
+        if not isinstance(self.eager_init, bool):
+            raise ValueError(f"GuardedTorchConfig.eager_init is True or False, not {self.eager_init!r}")
+        if self.policy is not None and not isinstance(self.policy, Policy | str):
+            raise ValueError(f"GuardedTorchConfig.policy is a Policy or the name of one, not {self.policy!r}")
+        # TorchTrainer overwrites `backend` in place (Ray Train V2), and the environment of this driver does not reach the
+        # controller of a running cluster: both are recorded here and carried by value.
+        self.guard = GuardSettings(
+            policy=policy_from(self.policy, os.environ),
+            probe=self.probe,
+            collectives=expand(self.collectives),
+            eager_init=self.eager_init,
+            asked_backend=self.backend,
+            mode=mode_from(os.environ),
+            rules=None if self.rules is None else tuple(self.rules),
+        )
+
+    @property
+    def backend_cls(self) -> Any:
+        from ray_nccl_guard.ray_train.backend import GuardedBackend
+
+        return GuardedBackend
+
+    @property
+    def train_func_context(self) -> Any:
+        return SettingsWatch
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as plain values, for Ray's run state export."""
+        return {
+            "backend": self.backend,
+            "init_method": self.init_method,
+            "timeout_s": self.timeout_s,
+            "nccl_guard_mode": self.guard.mode.value,
+            "nccl_guard_policy": self.guard.policy.name,
+            "nccl_guard_collectives": ",".join(self.guard.collectives),
+            "nccl_guard_eager_init": self.eager_init,
+        }

@@ -1,0 +1,95 @@
+"""The training group itself: Ray's own way to form it, with the device, the warm-up and the deadline that Ray leaves out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from ray_nccl_guard import eager
+from ray_nccl_guard.facts import RankFacts
+from ray_nccl_guard.ladder import has_legacy
+from ray_nccl_guard.probe.launch import GRACE_S
+from ray_nccl_guard.probe.spec import Outcome, ProbeResult, ProbeSpec
+from ray_nccl_guard.ray_train import on_worker
+from ray_nccl_guard.ray_train.prove import lost_result
+from ray_nccl_guard.ray_train.settings import GuardSettings
+from ray_nccl_guard.ray_train.workers import Answer, Workers, values
+
+_VARIABLES_S = 30.0
+
+
+class TrainingGroup:
+    """Forms the default process group on every worker, within a deadline."""
+
+    def __init__(
+        self, workers: Workers, facts: Sequence[RankFacts], config: Any, settings: GuardSettings, spec: ProbeSpec
+    ) -> None:
+        self.workers, self.facts, self.config, self.settings, self.spec = workers, facts, config, settings, spec
+
+    def join(self, backend: str, env: dict[str, str]) -> list[ProbeResult]:
+        """One result per rank; anything but OK on any of them means that these workers are spent."""
+        url = self._set_variables()
+        if url is None:
+            return [ProbeResult(rank=0, outcome=Outcome.MISSING, error="rank 0's worker gave no answer")]
+        tasks = [self._task(fact, backend, env, url) for fact in self.facts]
+        longest_s = tasks[0].init_deadline_s() + self.spec.collective_s + GRACE_S
+        if not tasks[0].warm_up:
+            longest_s = self.config.timeout_s + 90.0  # as plain TorchConfig: torch's own timeout bounds it
+        answers = self.workers.ask(eager.join, [(task,) for task in tasks], deadline_s=longest_s, patience_s=_patience_s)
+        values(answers)
+        return [a.value if a.ok else lost_result(a) for a in answers]
+
+    def _set_variables(self) -> str | None:
+        port = self.workers.ask_one(0, on_worker.free_port, deadline_s=_VARIABLES_S)
+        if not port.ok:
+            values([port])
+            return None
+        address = self.facts[0].address
+        if self.config.init_method not in ("env", "tcp"):
+            raise ValueError(f"TorchConfig.init_method is 'env' or 'tcp', not {self.config.init_method!r}")
+        self.workers.ask(
+            on_worker.set_launch_variables,
+            [(self._variables(fact, address, port.value),) for fact in self.facts],
+            deadline_s=_VARIABLES_S,
+        )
+        host = f"[{address}]" if ":" in address else address
+        return "env://" if self.config.init_method == "env" else f"tcp://{host}:{port.value}"
+
+    def _variables(self, fact: RankFacts, address: str, port: int) -> dict[str, str]:
+        per_node = Counter(f.node for f in self.facts)
+        nodes = list(dict.fromkeys(f.node for f in self.facts))
+        variables = {
+            "RANK": str(fact.rank),
+            "WORLD_SIZE": str(len(self.facts)),
+            "LOCAL_RANK": str(fact.local_rank),
+            "LOCAL_WORLD_SIZE": str(per_node[fact.node]),
+            "NODE_RANK": str(nodes.index(fact.node)),
+            "ACCELERATE_TORCH_DEVICE": "cpu" if fact.device_index is None else f"cuda:{fact.device_index}",
+        }
+        if self.config.init_method == "env":
+            variables |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+        return variables
+
+    def _task(self, fact: RankFacts, backend: str, env: dict[str, str], url: str) -> eager.GroupTask:
+        on_gpu = "nccl" in backend and fact.device_index is not None
+        # torch 2.15's nccl binds a device whether told or not, and guesses LOCAL_RANK: it is always told.
+        bind = on_gpu and (self.settings.eager_init or has_legacy(fact.torch_version))
+        return eager.GroupTask(
+            backend=backend,
+            rank=fact.rank,
+            world_size=len(self.facts),
+            init_method=url,
+            timeout_s=float(self.config.timeout_s),
+            device_index=fact.device_index if bind else None,
+            warm_up_device=fact.device_index,
+            warm_up=self.settings.eager_init,
+            env=env,
+            spec=self.spec,
+        )
+
+
+def _patience_s(answer: Answer) -> float | None:
+    ok = isinstance(answer.value, ProbeResult) and answer.value.outcome is Outcome.OK
+    return None if ok else GRACE_S
+

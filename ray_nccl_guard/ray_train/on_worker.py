@@ -1,0 +1,57 @@
+"""What runs in a worker and needs Ray: who this worker is, which device it has, and the variables that launchers set."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+import ray
+
+from ray_nccl_guard import facts
+
+
+def describe(rank: int) -> facts.RankFacts:
+    """This worker's facts: Ray's identity of node and device, then what the machine itself says."""
+    context = ray.get_runtime_context()
+    gpu_ids = tuple(str(i) for i in ray.get_gpu_ids())
+    known: dict[str, Any] = {
+        "node": context.get_node_id(),
+        "address": ray.util.get_node_ip_address(),
+        "gpu_ids": gpu_ids,
+        "device_index": _device_index(gpu_ids) if gpu_ids else None,
+    }
+    return facts.collect(rank, **known)
+
+
+def _device_index(gpu_ids: tuple[str, ...]) -> int:
+    """The index that `ray.train.torch.get_device()` has, which training will use."""
+    from ray.train.torch import get_device
+
+    # Ray looks the id up in CUDA_VISIBLE_DEVICES and raises ValueError where that is unset or holds UUIDs (2.60).
+    try:
+        index = get_device().index
+    except (ValueError, IndexError, RuntimeError):
+        index = None
+    if index is not None:
+        return int(index)
+    return int(gpu_ids[0]) if gpu_ids[0].isdigit() else 0
+
+
+def free_port() -> int:
+    """A TCP port that was free a moment ago, for the training group's own store (Ray finds it in the same way)."""
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        return int(listener.getsockname()[1])
+
+
+def set_launch_variables(variables: dict[str, str]) -> None:
+    """Set what launchers set (RANK, MASTER_ADDR, ...): libraries read them, torch's `env://` too."""
+    os.environ.update(variables)
+
+
+def set_report(report: dict[str, Any]) -> None:
+    """Keep the report in this process for `ray_nccl_guard.current_report()`."""
+    from ray_nccl_guard import current
+
+    current.set_current(report)

@@ -1,0 +1,101 @@
+"""Proves one rung on the workers: a store in rank 0's worker, one launcher per rank, and what each of them answered."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+
+from ray_nccl_guard.facts import RankFacts
+from ray_nccl_guard.guard import GroupLost
+from ray_nccl_guard.ladder import Rung
+from ray_nccl_guard.probe import launch, store
+from ray_nccl_guard.probe.spec import Outcome, ProbeResult, ProbeSpec, RankTask, Step
+from ray_nccl_guard.ray_train.settings import GuardSettings
+from ray_nccl_guard.ray_train.workers import Answer, Workers, values
+
+# After one rank has failed, every launcher ends its own child within the grace and answers; what is still missing then is
+# a worker that died, is stopped or hangs itself.
+_SILENCE_S = 1.8
+_STORE_S = 30.0
+
+
+class Prover:
+    """Runs rungs on one worker group."""
+
+    def __init__(self, workers: Workers, facts: Sequence[RankFacts], settings: GuardSettings, spec: ProbeSpec) -> None:
+        self.workers, self.facts, self.settings, self.spec = workers, facts, settings, spec
+
+    def prove(self, rung: Rung) -> list[ProbeResult]:
+        """One probe of `rung` on every rank.
+
+        Raises:
+            GroupLost: a worker died or gave no answer.
+        """
+        run_id = uuid.uuid4().hex[:12]
+        address = self.facts[0].address
+        opened = self.workers.ask_one(0, store.open_store, run_id, address, deadline_s=_STORE_S)
+        if not opened.ok:
+            values([opened])
+            raise GroupLost([lost_result(opened)])
+        tasks = [self._task(rung, fact, run_id, address, opened.value) for fact in self.facts]
+        longest_s = 2 * sum(tasks[0].deadline_s(step) for step in Step) + launch.GRACE_S
+        answers = self.workers.ask(
+            launch.run_rank, [(task,) for task in tasks], deadline_s=longest_s, patience_s=self._patience_s
+        )
+        values(answers)
+        results = [a.value if a.ok else lost_result(a) for a in answers]
+        if any(not a.ok for a in answers):
+            raise GroupLost(results)
+        results = self._settle(results)
+        self.workers.ask_one(0, store.close_store, deadline_s=_SILENCE_S)
+        return results
+
+    def _task(self, rung: Rung, fact: RankFacts, run_id: str, address: str, port: int) -> RankTask:
+        return RankTask(
+            run_id=run_id,
+            backend=rung.backend,
+            rank=fact.rank,
+            world_size=len(self.facts),
+            store_host=address,
+            store_port=port,
+            device_index=fact.device_index,
+            local_rank=fact.local_rank,
+            collectives=self.settings.collectives,
+            env={**_launch_variables(fact, len(self.facts)), **rung.env},
+            spec=self.spec,
+        )
+
+    def _patience_s(self, answer: Answer) -> float | None:
+        if answer.died is not None:
+            return launch.GRACE_S + _SILENCE_S
+        result = answer.value
+        if isinstance(result, ProbeResult) and result.outcome is Outcome.OK:
+            return self.spec.teardown_s + launch.GRACE_S
+        timed_out = isinstance(result, ProbeResult) and result.outcome is Outcome.TIMED_OUT
+        return _SILENCE_S if timed_out else launch.GRACE_S + _SILENCE_S
+
+    def _settle(self, results: list[ProbeResult]) -> list[ProbeResult]:
+        """Give children that were killed but not yet reaped their time; what stays is stuck in the driver."""
+        stuck = [r.rank for r in results if r.stuck]
+        if not stuck:
+            return results
+        late = self.workers.ask(launch.settle, deadline_s=launch.SETTLE_S + _SILENCE_S, ranks=stuck)
+        freed = {a.rank for a in late if a.ok and a.value}
+        return [launch.unstuck(r) if r.rank in freed else r for r in results]
+
+
+def lost_result(answer: Answer) -> ProbeResult:
+    """The result of a rank whose worker answered nothing."""
+    if answer.died is not None:
+        kind = "preempted" if answer.preempted else "the worker process died"
+        return ProbeResult(rank=answer.rank, outcome=Outcome.DIED, error=f"{kind}: {answer.died}"[:2000])
+    return ProbeResult(
+        rank=answer.rank,
+        outcome=Outcome.MISSING,
+        error="the worker gave no answer: it is stopped, or something in it keeps the interpreter",
+    )
+
+
+def _launch_variables(fact: RankFacts, world_size: int) -> dict[str, str]:
+    # torch 2.15's nccl and libraries read them where a device is not given.
+    return {"RANK": str(fact.rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(fact.local_rank)}

@@ -1,0 +1,224 @@
+"""One start of a worker group under the guard: facts, pre-flight, training group, and what is remembered for the next start."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ray_nccl_guard import eager, facts, render
+from ray_nccl_guard.evidence import Origin
+from ray_nccl_guard.guard import GroupLost, Preflight
+from ray_nccl_guard.ladder import Decision, Ladder, Rung, Wanted, has_legacy
+from ray_nccl_guard.policy import Action, Policy
+from ray_nccl_guard.probe.spec import Outcome, ProbeSpec
+from ray_nccl_guard.ray_train import on_worker, publish
+from ray_nccl_guard.ray_train.errors import GuardRestart, NcclInitRefused
+from ray_nccl_guard.ray_train.group import TrainingGroup
+from ray_nccl_guard.ray_train.placement import Placement
+from ray_nccl_guard.ray_train.prove import Prover
+from ray_nccl_guard.ray_train.settings import GuardSettings, Mode
+from ray_nccl_guard.ray_train.workers import Workers, values
+from ray_nccl_guard.report import Attempt, Report
+
+# Facts are read from /proc and NVML; in V1 the worker imports torch for the first time there (50 s were measured on a loaded box).
+_FACTS_S = 150.0
+
+
+@dataclass(slots=True)
+class RunState:
+    """What one run's guard remembers across worker groups. It lives in the controller, on the backend instance.
+
+    Attributes:
+        identity: nodes, GPUs and settings that the last check was made on; None before the first.
+        decision: what that check decided.
+        ended_well: the last worker group ended without an error of a worker.
+        failures: consecutive starts that ended before `train_func`.
+    """
+
+    settings: GuardSettings
+    backend: str
+    mode: Mode
+    ladder: Ladder | None = None
+    identity: Any = None
+    decision: Decision | None = None
+    ended_well: bool = False
+    failures: int = 0
+    starts: int = 0
+    attempts: list[Attempt] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def note_end(self, worker_group: Any) -> None:
+        """Remember whether the group that ends now had an error. Not known counts as an error: the check is made again."""
+        status = worker_group.get_latest_poll_status() if hasattr(worker_group, "get_latest_poll_status") else None
+        self.ended_well = status is not None and not status.errors
+
+
+class GuardedStart:
+    """One call of `on_start`."""
+
+    def __init__(self, worker_group: Any, config: Any, run_state: RunState) -> None:
+        self.workers = Workers(worker_group)
+        self.world_size = len(worker_group)
+        self.config, self.run_state = config, run_state
+        self.settings = run_state.settings
+        self.policy = Policy.observe() if run_state.mode is Mode.OBSERVE else self.settings.policy
+        self.facts: tuple[facts.RankFacts, ...] = ()
+        self.group: TrainingGroup | None = None
+        self.placement = Placement(self.workers)
+        self.started_s = time.monotonic()
+
+    def run(self) -> None:
+        """Prove a backend and form the training group on it.
+
+        Raises:
+            NcclInitRefused: nothing may train here.
+            GuardRestart: these workers are spent, fresh ones take the next rung.
+        """
+        self.run_state.starts += 1
+        self.placement.look_up()
+        self.facts = self._facts()
+        preflight = self._preflight()
+        report = self._decide(preflight)
+        report = self._finish(report)
+        if report.decision.action is Action.REFUSE:
+            self._refuse(report)
+        self._train_on(report, preflight)
+
+    def _facts(self) -> tuple[facts.RankFacts, ...]:
+        answers = self.workers.ask(
+            on_worker.describe, [(rank,) for rank in range(self.world_size)], deadline_s=_FACTS_S, patience_s=lambda a: 30.0
+        )
+        values(answers)
+        gone = [a for a in answers if a.died or a.silent]
+        if gone:
+            self._restart_for_lost(gone, "before the probe began")
+        found: list[facts.RankFacts] = [a.value for a in answers]
+        seen: dict[str, int] = {}
+        for index, fact in enumerate(found):
+            local_rank = seen.get(fact.node, 0)
+            seen[fact.node] = local_rank + 1
+            found[index] = replace(fact, local_rank=local_rank)
+        return tuple(found)
+
+    def _preflight(self) -> Preflight:
+        state = self.run_state
+        identity = (state.backend, tuple(sorted(f.identity for f in self.facts)))
+        if state.ladder is None or identity != state.identity:
+            if state.identity is not None:
+                state.notes.append("the nodes, GPUs or settings changed since the last check: it starts at the first rung again")
+                state.attempts, state.decision, state.failures = [], None, 0
+            state.ladder = Ladder(self._wanted(), self.policy)
+            state.identity = identity
+        asked = self._wanted().asked_gpus
+        return Preflight(
+            facts=self.facts,
+            ladder=state.ladder,
+            findings=facts.findings(self.facts, backend=state.backend, asked_gpus=asked),
+            rules=self.settings.rules,
+            attempts=state.attempts,
+            group_attempt=state.starts,
+        )
+
+    def _wanted(self) -> Wanted:
+        group = self.workers.group
+        resources = group.get_resources_per_worker() if hasattr(group, "get_resources_per_worker") else {}
+        settings: dict[str, str] = {}
+        for fact in self.facts:
+            settings.update(fact.settings)
+        return Wanted(
+            backend=self.run_state.backend,
+            world_size=self.world_size,
+            asked_gpus=float(resources.get("GPU", getattr(group, "num_gpus_per_worker", 0)) or 0),
+            user_settings=settings,
+            has_legacy=has_legacy(self.facts[0].torch_version) if self.facts else False,
+        )
+
+    def _decide(self, preflight: Preflight) -> Report:
+        state = self.run_state
+        if self.settings.probe is None:
+            return preflight.report(preflight.ladder.after_pass())
+        if state.decision is not None and state.ended_well and state.decision.backend is not None:
+            return preflight.report(replace(state.decision, because="the check of the same workers' nodes was reused"))
+        prover = Prover(self.workers, self.facts, self.settings, self.settings.probe)
+        try:
+            return preflight.run(prover.prove)
+        except GroupLost as lost:
+            self._after_lost(preflight, lost)
+            raise AssertionError("unreachable") from lost
+
+    def _after_lost(self, preflight: Preflight, lost: GroupLost) -> None:
+        if any(r.error.startswith("preempted") for r in lost.results):
+            self._restart(preflight, "a worker was taken away by the cluster", counts=False)
+        self._restart(preflight, "the workers are spent, and the next rung needs fresh ones")
+
+    def _finish(self, report: Report) -> Report:
+        report = report.with_changes(
+            notes=tuple(self.run_state.notes),
+            timings_s={**report.timings_s, "guard": time.monotonic() - self.started_s},
+        )
+        self.run_state.decision = report.decision
+        return publish.write(report, self.workers)
+
+    def _train_on(self, report: Report, preflight: Preflight) -> None:
+        decision = report.decision
+        assert decision.backend is not None
+        publish.announce(report)
+        self.workers.ask(on_worker.set_report, [(report.to_json(),)] * self.world_size, deadline_s=10.0)
+        spec = self.settings.probe or ProbeSpec()
+        self.group = TrainingGroup(self.workers, self.facts, self.config, self.settings, spec)
+        started_s = time.monotonic()
+        results = self.group.join(decision.backend, dict(decision.relief))
+        if all(r.outcome is Outcome.OK for r in results):
+            self.run_state.failures = 0
+            self.run_state.ended_well = False
+            return
+        rung = Rung(backend=decision.backend, env=decision.relief, why="the training group itself")
+        verdict = preflight.judge(rung, results, Origin.TRAINING_GROUP, time.monotonic() - started_s)
+        following = preflight.ladder.after_failure(verdict)
+        self.run_state.decision = None
+        lost = [r for r in results if r.error.startswith("preempted")]
+        if isinstance(following, Decision) and not self.policy.report_only and not lost:
+            self._refuse(self._finish(preflight.report(following)))
+        why = "its communicator failed although the probe had passed"
+        self._restart(preflight, f"the training group could not be formed: {why}", counts=not lost)
+
+    def _restart_for_lost(self, gone: list[Any], when: str) -> None:
+        preempted = all(a.preempted for a in gone)
+        names = ", ".join(str(a.rank) for a in gone)
+        self.run_state.failures += 0 if preempted else 1
+        if self.run_state.failures >= self.policy.attempts:
+            self.placement.release()
+            raise NcclInitRefused(
+                f"rank {names} was lost {when}, {self.run_state.failures} times in a row; training refused", {}
+            )
+        self.placement.release()
+        raise GuardRestart(f"rank {names} was lost {when}; trying again with fresh workers", {})
+
+    def _restart(self, preflight: Preflight, because: str, *, counts: bool = True) -> None:
+        state = self.run_state
+        state.failures += 1 if counts else 0
+        ladder = preflight.ladder
+        if state.failures >= self.policy.attempts:
+            because = f"{state.failures} starts in a row ended before train_func; {because}"
+            self._refuse(self._finish(preflight.report(ladder.refuse(because))))
+        decision = Decision(action=Action.RETRY, backend=ladder.rung.backend, because=because, relief=ladder.rung.env)
+        report = self._finish(preflight.report(decision))
+        state.decision = None
+        publish.announce(report)
+        if not self.placement.can_restart:
+            self._refuse(report.with_changes(decision=ladder.refuse("this version of Ray Train cannot replace workers")))
+        self.placement.release()
+        raise GuardRestart(render.short(report), report.to_json())
+
+    def _refuse(self, report: Report) -> None:
+        publish.announce(report)
+        self.placement.release()
+        raise NcclInitRefused(render.short(report), report.to_json())
+
+    def abandon(self, error: Exception) -> None:
+        """After the guard's own failure: leave the workers as plain TorchConfig expects them."""
+        if self.group is not None:
+            self.workers.ask(eager.leave, deadline_s=30.0)
+
+

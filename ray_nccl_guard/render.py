@@ -1,0 +1,251 @@
+"""The message: a report as the text that a person reads once, on the driver. ASCII, 100 columns, help last."""
+
+from __future__ import annotations
+
+import textwrap
+
+from ray_nccl_guard.classes import CLASSES, FailureClass
+from ray_nccl_guard.evidence import Origin
+from ray_nccl_guard.ladder import GLOO
+from ray_nccl_guard.policy import Action
+from ray_nccl_guard.probe.spec import MIB, Outcome, Step
+from ray_nccl_guard.report import Attempt, Report, median_all_reduce_s, outcomes, ranks_text, step_of
+from ray_nccl_guard.verdict import Certainty, Role
+
+_WIDTH = 100
+_LABEL = 11
+_MOST_QUOTES = 3
+
+# Said with every NCCL failure: people try settings inside train_func, where they come too late once the group is eager.
+_SETTINGS_HELP = (
+    'settings       NCCL_* set inside train_func come too late: ray.init(runtime_env={"env_vars": {"NCCL_X": "..."}})'
+)
+
+
+def render(report: Report) -> str:
+    """The whole message of a report."""
+    if report.guard_error:
+        return _guard_error(report)
+    if report.verdict.failure is FailureClass.OK:
+        return _passed(report)
+    return "\n".join([headline(report), "", *_body(report), "", *_decision(report), "", *_help(report)])
+
+
+def headline(report: Report) -> str:
+    """`level[class]: one sentence that stands alone and ends in the consequence`."""
+    verdict = report.verdict
+    level = "error" if report.decision.action is Action.REFUSE else "warning"
+    summary = verdict.summary or CLASSES[verdict.failure].summary
+    return f"{level}[{verdict.failure.value}]: {_who(report)}: {summary}; {_consequence(report)}"
+
+
+def short(report: Report) -> str:
+    """Line one, the reason and where the whole report lies: the text of an exception."""
+    lines = [headline(report), f"because {report.decision.because}"]
+    if report.path:
+        lines.append(f"report: {report.path}")
+    return "\n".join(lines)
+
+
+def _who(report: Report) -> str:
+    failed = report.failed
+    backend = failed.rung.backend if failed else report.backend_wanted
+    name = GLOO if backend == GLOO else "NCCL"
+    where = "pre-flight" if failed is None or failed.evidence.origin is Origin.PROBE else "the start of the training group"
+    culprits = report.verdict.culprit_ranks
+    if not culprits or len(culprits) == report.world_size:
+        return f"{name} failed {where}"
+    return f"{name} failed {where} on rank{'s' if len(culprits) > 1 else ''} {ranks_text(culprits)}"
+
+
+def _consequence(report: Report) -> str:
+    decision = report.decision
+    if decision.action is Action.REFUSE:
+        return "training refused"
+    if decision.action is Action.RETRY:
+        return "trying again with fresh workers"
+    if decision.action is Action.PROCEED:
+        return f"training goes on with {decision.backend} all the same"
+    if decision.relief:
+        return f"training will use {decision.backend} with {_env(decision.relief)}"
+    return f"training will use {decision.backend}"
+
+
+def _env(env: object) -> str:
+    return " ".join(f"{k}={v}" for k, v in dict(env).items())  # type: ignore[call-overload]
+
+
+def _row(label: str, text: str) -> list[str]:
+    if not text:
+        return []
+    indent = " " * (_LABEL + 2)
+    wrapped = textwrap.wrap(text, _WIDTH - _LABEL - 2, break_long_words=False, break_on_hyphens=False) or [""]
+    return [f"  {label:<{_LABEL}}{wrapped[0]}", *(indent + line for line in wrapped[1:])]
+
+
+def _body(report: Report) -> list[str]:
+    failed = report.failed
+    verdict = report.verdict
+    lines = _row("where", _where(report, failed))
+    if failed is not None:
+        lines += _row("step", _step(failed))
+    lines += _evidence(report)
+    if failed is not None:
+        lines += _row("ranks", _ranks(failed))
+    lines += _row("ruled out", "; ".join(verdict.ruled_out))
+    lines += _row("against", "; ".join(verdict.against))
+    lines += _row("certainty", _certainty(report))
+    return lines
+
+
+def _where(report: Report, failed: Attempt | None) -> str:
+    facts = {f.rank: f for f in report.facts}
+    culprits = report.verdict.culprit_ranks
+    if not culprits:
+        hosts = sorted({f.host for f in report.facts})
+        return f"{report.world_size} ranks on {len(hosts)} host{'s' if len(hosts) != 1 else ''} ({', '.join(hosts[:4])})"
+    if len(culprits) > 1:
+        hosts = sorted({facts[r].host for r in culprits if r in facts})
+        return f"ranks {ranks_text(culprits)} of {report.world_size}, host {', '.join(hosts[:4])}"
+    rank = culprits[0]
+    parts = [f"rank {rank} of {report.world_size}"]
+    if rank in facts:
+        parts += [f"host {facts[rank].host}", f"local_rank {facts[rank].local_rank}"]
+        if facts[rank].gpu is not None:
+            parts.append(facts[rank].gpu.uuid)  # type: ignore[union-attr]
+    result = next((r for r in (failed.results if failed else ()) if r.rank == rank), None)
+    if result is not None and result.signal is not None and not result.killed_by_guard:
+        parts.append(f"ended by signal {result.signal}")
+    if result is not None and result.process_state == "T":
+        parts.append("its process was stopped")
+    return ", ".join(parts)
+
+
+def _step(failed: Attempt) -> str:
+    step = step_of(failed)
+    if step is None:
+        return "decided from the facts, before any collective"
+    bad = [r for r in failed.evidence.ranks if r.step is step and r.outcome is not Outcome.OK]
+    detail = next((r.detail for r in bad if r.detail), "")
+    passed = [s.value for s in Step if s.position < step.position and _all_passed(failed, s)]
+    text = f"{step.value}{': ' + detail if detail else ''}"
+    return f"{text}; {', '.join(passed)} ok on every rank" if passed else text
+
+
+def _all_passed(failed: Attempt, step: Step) -> bool:
+    return bool(failed.results) and all(
+        any(s.step is step and s.outcome is Outcome.OK for s in r.steps) for r in failed.results
+    )
+
+
+def _evidence(report: Report) -> list[str]:
+    quotes = [q for q in report.verdict.evidence if q.role is Role.CAUSE] or list(report.verdict.evidence)
+    lines: list[str] = []
+    for number, quote in enumerate(quotes[:_MOST_QUOTES]):
+        rank = "" if quote.rank is None else f"rank {quote.rank}, "
+        lines += _row("evidence" if number == 0 else "", f"{rank}{quote.source or 'log'}:{quote.line}")
+        text = quote.text.strip()
+        lines += textwrap.wrap(
+            text[:600], _WIDTH, initial_indent=" " * (_LABEL + 4), subsequent_indent=" " * (_LABEL + 4), break_on_hyphens=False
+        )
+    more = len(quotes) - _MOST_QUOTES
+    if more > 0:
+        lines += _row("", f"and {more} more in the report")
+    return lines
+
+
+def _ranks(failed: Attempt) -> str:
+    groups = (
+        ("failed", (Outcome.FAILED, Outcome.DIED)),
+        ("timed out", (Outcome.TIMED_OUT,)),
+        ("waiting on them", (Outcome.WAITING,)),
+        ("no answer", (Outcome.MISSING,)),
+        ("ok", (Outcome.OK,)),
+        ("not run", (Outcome.NOT_RUN,)),
+    )
+    parts = [(name, outcomes(failed, *wanted)) for name, wanted in groups]
+    return "   ".join(f"{name} [{ranks_text(ranks)}]" for name, ranks in parts if ranks)
+
+
+def _certainty(report: Report) -> str:
+    verdict = report.verdict
+    others = [c.failure.value for c in verdict.candidates if c.failure is not verdict.failure]
+    text = verdict.certainty.value
+    if verdict.certainty is not Certainty.ESTABLISHED and others:
+        text += f"; also possible: {', '.join(others)}"
+    return text
+
+
+def _decision(report: Report) -> list[str]:
+    decision = report.decision
+    what = {
+        Action.PROCEED: f"proceed with {decision.backend}",
+        Action.RETRY: "retry with fresh workers",
+        Action.FALL_BACK: f"fall back, {report.backend_wanted} -> {decision.backend}"
+        + (f" with {_env(decision.relief)}" if decision.relief else ""),
+        Action.REFUSE: "refuse",
+    }[decision.action]
+    lines = _row("decision", what) + _row("because", decision.because)
+    lines += _row("tried", "; ".join(_tried(a) for a in report.attempts) if len(report.attempts) > 1 else "")
+    if decision.action is Action.FALL_BACK:
+        lines += _row("proved", ", ".join(report.collectives_proved))
+        lines += _row("cost", _cost(report))
+    for note in (*decision.notes, *report.notes):
+        lines += _row("note", note)
+    return lines
+
+
+def _tried(attempt: Attempt) -> str:
+    how = "passed" if attempt.evidence.ok else attempt.verdict.failure.value
+    return f"{attempt.rung.name} {how} in {attempt.seconds:.1f} s"
+
+
+def _cost(report: Report) -> str:
+    measured = median_all_reduce_s(report.chosen.results) if report.chosen else {}
+    if not measured:
+        return ""
+    size = max(measured)
+    seconds = measured[size]
+    text = f"all_reduce of {size / MIB:g} MiB took {seconds * 1e3:.1f} ms on {report.decision.backend}"
+    if report.decision.backend == GLOO:
+        text += " (gloo goes through host memory and TCP: expect slower steps)"
+    return text
+
+
+def _help(report: Report) -> list[str]:
+    verdict = report.verdict
+    lines = [f"help: {CLASSES[verdict.failure].remedy}"]
+    if verdict.next:
+        lines.append(f"help: to be sure     {verdict.next}")
+    if "nccl" in report.backend_wanted:
+        lines.append(f"help: {_SETTINGS_HELP}")
+    if report.decision.action is Action.FALL_BACK:
+        lines.append("help: to stop instead   GuardedTorchConfig(policy=Policy.strict())")
+    elif report.decision.action is Action.REFUSE and report.decision.backend is None:
+        lines.append("help: to go on anyway   GuardedTorchConfig(policy=Policy.observe()), or RAY_NCCL_GUARD=off")
+    if report.path:
+        lines.append(f"report: {report.path}")
+    lines.append(f"more:   ray-nccl-guard explain {verdict.failure.value}")
+    return lines
+
+
+def _passed(report: Report) -> str:
+    seconds = report.timings_s.get("guard")
+    took = f" in {seconds:.2f} s" if seconds is not None else ""
+    proved = ", ".join(report.collectives_proved) or "nothing"
+    again = " (a passed check of the same workers was reused)" if not report.attempts else f" ({proved})"
+    return f"ok: {report.decision.backend} passed pre-flight on {report.world_size} of {report.world_size} ranks{took}{again}"
+
+
+def _guard_error(report: Report) -> str:
+    last = report.guard_error.strip().splitlines()[-1] if report.guard_error else ""
+    lines = [
+        f"warning[guard_error]: the guard itself failed ({last}); training goes on as plain TorchConfig would",
+        "",
+        textwrap.indent(report.guard_error or "", "  ").rstrip(),
+        "",
+        "note: NCCL was not proved. Please report this traceback; RAY_NCCL_GUARD=off switches the guard off meanwhile.",
+    ]
+    if report.path:
+        lines.append(f"report: {report.path}")
+    return "\n".join(lines)

@@ -1,0 +1,191 @@
+"""The report: everything one run's guard saw and decided, as one value and as the JSON that others rely on."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ray_nccl_guard.classes import FailureClass
+from ray_nccl_guard.evidence import Evidence
+from ray_nccl_guard.facts import RankFacts
+from ray_nccl_guard.ladder import Decision, Rung
+from ray_nccl_guard.policy import Policy
+from ray_nccl_guard.probe.spec import Outcome, ProbeResult, Step
+from ray_nccl_guard.verdict import Certainty, Verdict
+
+# Raised when a key is added; keys are never renamed or taken away.
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One rung that was tried: on which evidence, with which verdict, in how many seconds."""
+
+    rung: Rung
+    evidence: Evidence
+    verdict: Verdict
+    results: tuple[ProbeResult, ...] = ()
+    seconds: float = 0.0
+    group_attempt: int = 1
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "origin": self.evidence.origin.value,
+            "backend": self.rung.backend,
+            "env": dict(self.rung.env),
+            "why": self.rung.why,
+            "failure": self.verdict.failure.value,
+            "summary": self.verdict.summary,
+            "culprit_ranks": list(self.verdict.culprit_ranks),
+            "step": self.verdict.step.value if self.verdict.step else None,
+            "seconds": round(self.seconds, 3),
+            "group_attempt": self.group_attempt,
+            "outcomes": [
+                {
+                    "rank": r.rank,
+                    "outcome": r.outcome.value,
+                    "step": r.step.value if r.step else None,
+                    "start": r.start.value,
+                    "seconds": round(r.seconds, 3),
+                }
+                for r in self.results
+            ],
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What the guard saw and decided.
+
+    Attributes:
+        verdict: of the first rung, if it failed; of the last attempt otherwise.
+        attempts: every rung in order, over all worker groups of the run so far.
+        guard_error: the traceback of the guard's own failure, None if it had none.
+        timings_s: seconds by name; `guard` is all that the guard added to the start.
+        path: where the JSON lies, empty if it was not written.
+    """
+
+    world_size: int
+    backend_wanted: str
+    decision: Decision
+    verdict: Verdict = Verdict(failure=FailureClass.OK, certainty=Certainty.ESTABLISHED)
+    policy: Policy = Policy()
+    facts: tuple[RankFacts, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
+    guard_error: str | None = None
+    timings_s: Mapping[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    path: str = ""
+
+    @property
+    def chosen(self) -> Attempt | None:
+        """The attempt that passed and is trained on, None if none did."""
+        return self.attempts[-1] if self.attempts and self.attempts[-1].evidence.ok else None
+
+    @property
+    def failed(self) -> Attempt | None:
+        """The attempt that the verdict is about."""
+        return next((a for a in self.attempts if a.verdict is self.verdict), self.attempts[0] if self.attempts else None)
+
+    @property
+    def collectives_proved(self) -> tuple[str, ...]:
+        """Operations that every rank completed with right values on the backend that was chosen."""
+        chosen = self.chosen
+        if chosen is None or not chosen.results:
+            return ()
+        common = set.intersection(*(set(r.proved) for r in chosen.results))
+        return tuple(name for name in chosen.results[0].proved if name in common)
+
+    def with_changes(self, **changes: Any) -> Report:
+        return replace(self, **changes)
+
+    def to_json(self) -> dict[str, Any]:
+        """The contract of `<run>/nccl_guard/report.json` and of `probe --json`."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "world_size": self.world_size,
+            "backend_wanted": self.backend_wanted,
+            "backend_chosen": self.decision.backend,
+            "action": self.decision.action.value,
+            "because": self.decision.because,
+            "verdict": self.verdict.to_json(),
+            "relief": dict(self.decision.relief),
+            "policy": self.policy.to_json(),
+            "guard_error": self.guard_error,
+            "collectives_proved": list(self.collectives_proved),
+            "attempts": [a.to_json() for a in self.attempts],
+            "ranks": [self._rank(f) for f in self.facts],
+            "timings_s": {k: round(v, 4) for k, v in {**self.timings_s, **self._step_timings()}.items()},
+            "notes": [*self.decision.notes, *self.notes],
+        }
+
+    def _rank(self, facts: RankFacts) -> dict[str, Any]:
+        last = {r.rank: r for a in self.attempts for r in a.results}.get(facts.rank)
+        failed = next((r for r in (self.failed.results if self.failed else ()) if r.rank == facts.rank), None)
+        return {
+            "rank": facts.rank,
+            "host": facts.host,
+            "node": facts.node,
+            "address": facts.address,
+            "local_rank": facts.local_rank,
+            "device": last.device if last else None,
+            "gpu_ids": list(facts.gpu_ids),
+            "gpu": None if facts.gpu is None else {"uuid": facts.gpu.uuid, "name": facts.gpu.name, "capability": facts.gpu.capability},
+            "driver_version": facts.driver_version,
+            "torch_version": facts.torch_version,
+            "libnccl": dict(facts.libnccl),
+            "settings": dict(facts.settings),
+            "not_run": dict(facts.not_run),
+            "shm_free_bytes": facts.shm_free_bytes,
+            "free_before_bytes": last.free_before_bytes if last else None,
+            "free_after_bytes": last.free_after_bytes if last else None,
+            "outcome": failed.outcome.value if failed else None,
+            "steps": [
+                {"step": s.step.value, "outcome": s.outcome.value, "seconds": round(s.seconds, 4), "detail": s.detail}
+                for s in (failed.steps if failed else ())
+            ],
+        }
+
+    def _step_timings(self) -> dict[str, float]:
+        """The slowest rank's seconds of each step of the chosen rung: a slow stage that passed is a finding too."""
+        results = self.chosen.results if self.chosen else ()
+        slowest: dict[str, float] = {}
+        for result in results:
+            for record in result.steps:
+                slowest[record.step.value] = max(slowest.get(record.step.value, 0.0), record.seconds)
+        return slowest
+
+
+def ranks_text(ranks: tuple[int, ...] | list[int]) -> str:
+    """Ranks as people write them: `0-2, 5`."""
+    parts: list[str] = []
+    run: list[int] = []
+    for rank in [*sorted(ranks), None]:
+        if run and rank == run[-1] + 1:
+            run.append(rank)  # type: ignore[arg-type]
+            continue
+        if run:
+            parts.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
+        run = [] if rank is None else [rank]
+    return ", ".join(parts)
+
+
+def median_all_reduce_s(results: tuple[ProbeResult, ...]) -> dict[int, float]:
+    """Median over the ranks of the warm-up all_reduce's seconds, by size in bytes."""
+    sizes = sorted({size for r in results for size in r.all_reduce_s})
+    return {size: statistics.median(r.all_reduce_s[size] for r in results if size in r.all_reduce_s) for size in sizes}
+
+
+def outcomes(attempt: Attempt, *wanted: Outcome) -> tuple[int, ...]:
+    """The ranks of `attempt` that ended in one of `wanted`."""
+    return tuple(r.rank for r in attempt.evidence.ranks if r.outcome in wanted and r.rank is not None)
+
+
+def step_of(attempt: Attempt) -> Step | None:
+    """The step that `attempt` failed in: the verdict's, or the earliest among the ranks that failed."""
+    if attempt.verdict.step is not None:
+        return attempt.verdict.step
+    bad = [r.step for r in attempt.evidence.ranks if r.outcome not in (Outcome.OK, Outcome.WAITING) and r.step]
+    return min(bad, key=lambda step: step.position) if bad else None
