@@ -1,0 +1,36 @@
+# Set-up happens once in .venv and is reused; `make quickstart` runs the main job, `make test` the tests.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+export RAY_AUTH_MODE ?= disabled
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: quickstart test test-unit test-process test-fakegpu test-ray test-net check clean
+
+quickstart: $(VENV)/.installed
+	$(BIN)/python examples/quickstart.py
+
+test: $(VENV)/.installed-test
+	@$(MAKE) --no-print-directory test-unit test-process test-fakegpu test-ray
+
+test-unit test-process test-fakegpu test-ray test-net: test-%: $(VENV)/.installed-test
+	@echo "== tests/$*"
+	$(BIN)/python -m pytest tests/$* -q -m "not slow" $(PYTEST_ARGS)
+
+check: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy ray_nccl_guard
+
+# torch from PyPI is a CUDA build of several GB: the first run takes minutes and shows pip's progress.
+$(VENV)/.installed: pyproject.toml tests/requirements.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -r tests/requirements.txt -e .
+	touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	$(BIN)/pip install -e '.[test]' -r tests/requirements.txt
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
