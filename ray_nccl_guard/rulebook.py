@@ -1,7 +1,8 @@
-"""Rules as data: one TOML file per signature, a captured log of the same name beside it; this file loads and validates them."""
+"""Rules as data: one TOML file per signature beside a captured log of the same name; loaded and validated here."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -14,6 +15,7 @@ from ray_nccl_guard.diagnosis.patterns import Pattern, PatternError
 from ray_nccl_guard.errors import UsageError
 
 SHIPPED_DIR = Path(__file__).parent / "rules"
+RULES_VARIABLE = "RAY_NCCL_GUARD_RULES"
 
 
 class Certainty(Enum):
@@ -113,21 +115,32 @@ _KEYS = {
 @lru_cache(maxsize=1)
 def shipped_rules() -> tuple[Rule, ...]:
     """The rules that come with the package, loaded once."""
-    return load_rules(SHIPPED_DIR)
+    return _read_folder(SHIPPED_DIR)
 
 
-def load_rules(*folders: Path) -> tuple[Rule, ...]:
-    """All rules of the folders, by id. Raises `UsageError` on a malformed rule and on an id that two folders define."""
-    rules: dict[str, Rule] = {}
-    for folder in folders:
-        if not folder.is_dir():
-            raise UsageError(f"The rule pack {folder} is not a directory.")
-        for path in sorted(folder.glob("*.toml")):
-            rule = read_rule(path)
+def load_rules(*folders: str | Path) -> tuple[Rule, ...]:
+    """The shipped rules and those of the folders (rule packs), shipped first.
+
+    Raises `UsageError` for a folder that is none, a malformed rule, and an id that is defined twice.
+    """
+    rules = {rule.id: rule for rule in shipped_rules()}
+    for folder in map(Path, folders):
+        for rule in _read_folder(folder):
             if rule.id in rules:
-                raise UsageError(f"The rule {rule.id} is defined twice: in {rules[rule.id].source} and in {path}.")
+                raise UsageError(f"The rule {rule.id} is defined twice: in {rules[rule.id].source} and in {rule.source}.")
             rules[rule.id] = rule
     return tuple(rules.values())
+
+
+def packs_from_env(environ: Mapping[str, str]) -> tuple[Path, ...]:
+    """The rule packs that `RAY_NCCL_GUARD_RULES` names, separated as in PATH."""
+    return tuple(Path(folder) for folder in environ.get(RULES_VARIABLE, "").split(os.pathsep) if folder)
+
+
+def _read_folder(folder: Path) -> tuple[Rule, ...]:
+    if not folder.is_dir():
+        raise UsageError(f"The rule pack {folder} is not a directory.")
+    return tuple(read_rule(path) for path in sorted(folder.glob("*.toml")))
 
 
 def read_rule(path: Path) -> Rule:
