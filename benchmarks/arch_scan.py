@@ -1,9 +1,9 @@
 """Measures the fatbin reader against cuobjdump: equality on installed libraries and published wheels, CPU and wall time.
 
     python benchmarks/arch_scan.py equal LIBRARY... --cuobjdump TOOL [--cuobjdump TOOL]
-    python benchmarks/arch_scan.py wheels --cuobjdump TOOL --record wheels.jsonl [--only 2.26] [--cache DIR]
+    python benchmarks/arch_scan.py wheels --cuobjdump TOOL [--only 2.26] [--cache DIR]
     python benchmarks/arch_scan.py timing LIBRARY --cuobjdump TOOL [--rounds 5]
-    python benchmarks/arch_scan.py publish --record wheels.jsonl      # rewrites compat/wheels.py and docs/gpu-support.md
+    python benchmarks/arch_scan.py publish                          # rewrites compat/wheels.py and docs/gpu-support.md
 
 `wheels` downloads one wheel at a time through pip, scans it, deletes it, and appends one JSON line: it may be stopped and
 started again. cuobjdump comes from the package nvidia-cuda-cuobjdump; releases from 13.5 on refuse libraries built with CUDA
@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from ray_nccl_guard.compat.fatbin import Images, scan
 
+RECORD = Path(__file__).resolve().parent / "results" / "nccl_wheels_x86_64_202611.jsonl"
 PACKAGES = ("nvidia-nccl-cu11", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
 TOOL_DEADLINE_S = 600  # the longest seen is 34 s of wall on a loaded 2-core box
 _ARCH = re.compile(r"\.(sm_\d+[af]?)\.(?:cubin|ptx)$")
@@ -140,8 +141,14 @@ def _scan_wheel(package: str, version: str, room: Path, tools: list[str]) -> dic
     line |= as_record(images)
     if tools:
         counts, tool = ask_cuobjdump(tools, library)
-        line |= {"differences": differences(images, counts), "compared_with": Path(tool).parts[-3:]}
+        line |= {"differences": differences(images, counts), "compared_with": _tool_version(tool)}
     return line
+
+
+def _tool_version(tool: str) -> str:
+    said = subprocess.run([tool, "--version"], check=True, capture_output=True, text=True, timeout=60).stdout
+    found = re.search(r"V(\d+\.\d+\.\d+)", said)
+    return f"cuobjdump {found[1] if found else 'of unknown version'}"
 
 
 def timing(args: argparse.Namespace) -> int:
@@ -173,7 +180,7 @@ def main() -> int:
     parser.add_argument("what", choices=["equal", "wheels", "timing", "publish"])
     parser.add_argument("libraries", nargs="*", metavar="LIBRARY")
     parser.add_argument("--cuobjdump", action="append", default=[], metavar="TOOL")
-    parser.add_argument("--record", default="wheels.jsonl")
+    parser.add_argument("--record", default=str(RECORD), help="JSON lines, one wheel each")
     parser.add_argument("--only", default="", metavar="REGEX", help="wheels: only versions that match")
     parser.add_argument("--packages", action="append")
     parser.add_argument("--cache", default=None, metavar="DIR", help="where a wheel lies while it is scanned (under 1 GB)")
