@@ -80,8 +80,8 @@ class Answer:
             "driver_cuda": dotted(self.driver_cuda) if self.driver_cuda else None,
             "torch": {"libtorch_cuda": self.torch.path, "sass": [a.sm for a in self.torch.sass],
                       "ptx": [a.compute for a in self.torch.ptx]} if self.torch else None,
-            "gpus": [{"uuid": gpu.uuid, "name": gpu.name, "capability": dotted(gpu.capability), "mig_uuids": list(gpu.mig_uuids)}
-                     for gpu in (self.here.gpus if self.here else ())],
+            "gpus": [{"uuid": gpu.uuid, "name": gpu.name, "capability": dotted(gpu.capability),
+                      "mig_uuids": list(gpu.mig_uuids)} for gpu in (self.here.gpus if self.here else ())],
             "error": None,
         }  # fmt: skip
 
@@ -152,7 +152,7 @@ def text(answer: Answer) -> str:
 
 
 def _wrapped(line: str) -> str:
-    """Prose within the columns of a terminal, under its own label; headlines and commands stay whole, for grep and for copying."""
+    """Prose within the columns of a terminal, under its label; headlines and commands stay whole, to grep and to copy."""
     if len(line) <= _COLUMNS or not line.startswith("  ") or "/" in line:
         return line
     return "\n".join(
@@ -170,11 +170,11 @@ def _headline(line: Line, answer: Answer) -> str:
         end = "do not train with it" if hazard.min_bytes else "it cannot start there"
         return f"error[{judgement.failure.value}]: {nccl} is known to fail on {name} ({hazard.effect.value}); {end}"
     if line.torch and line.torch.verdict is Fit.NONE:
-        return f"error[{line.torch.failure.value}]: {nccl} runs on {name}, but torch itself has no code for it; training cannot run"
+        return f"error[{line.torch.failure.value}]: {nccl} runs on {name}, but torch has no code for it; training cannot run"
     if hazard:
         return f"warning[{hazard.effect.value}]: {nccl} runs on {name}, with a known hazard: {hazard.mechanism}"
     if judgement.verdict is Fit.PTX_JIT_ONLY:
-        return f"warning[ptx_jit_only]: {nccl} has no compiled code for {name}; the driver compiles it at the first use, which takes long"
+        return f"warning[ptx_jit_only]: {nccl} has no compiled code for {name}; the first use waits for the driver to compile it"
     return f"ok: {nccl} runs on {name}: {judgement.verdict.value} by {judgement.image_name}"
 
 

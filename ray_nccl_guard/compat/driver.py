@@ -57,8 +57,8 @@ def minimum_driver(cuda_build: CudaVersion) -> str | None:
 def cuda_for_ptx(isa: tuple[int, int]) -> CudaVersion | None:
     """The CUDA version that a driver must report to compile this PTX ISA; None if not known.
 
-    PTX ISA manual, "Release Notes": 7.N came with 11.N, 8.N with 12.N up to 8.5 (12.5 and 12.6), 8.6 with 12.7, 8.7 with 12.8,
-    8.8 with 12.9, 9.N with 13.N. Minor-version compatibility does not cover it: an older driver answers
+    PTX ISA manual, "Release Notes": 7.N came with 11.N, 8.N with 12.N up to 8.5 (12.5 and 12.6), 8.6 with 12.7,
+    8.7 with 12.8, 8.8 with 12.9, 9.N with 13.N. Minor-version compatibility does not cover it: an older driver answers
     cudaErrorUnsupportedPtxVersion (222).
     """
     major, minor = isa

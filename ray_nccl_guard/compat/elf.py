@@ -1,7 +1,7 @@
 """A reader of ELF64 shared libraries by mmap and struct: sections, segments and the loader's tags; nothing is loaded or run.
 
-The file is hostile input: every offset is checked against the file before it is used, names are read in bounded pieces, and a
-file that ends before its own tables say so is an error, never a shorter answer. Layout: the ELF-64 object file format and
+The file is hostile input: every offset is checked against the file before it is used, names are read in bounded pieces, and
+a file that ends before its own tables say so is an error, never a shorter answer. Layout: the ELF-64 object file format and
 System V gABI, chapters 4 and 5.
 """
 

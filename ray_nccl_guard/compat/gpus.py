@@ -1,4 +1,4 @@
-"""Which GPUs are here, and which driver: asked of NVML in a child with a deadline, since NVML may hang and CUDA must stay untouched."""
+"""Which GPUs and which driver are here: NVML is asked in a child with a deadline, since it may hang; CUDA stays untouched."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class GpusHere:
 
 def gpus_here(deadline_s: float = DEADLINE_S) -> GpusHere:
     """Ask NVML. A missing library, a hang and an unreadable answer each give a `not_run` that says so; nothing raises."""
-    # The child must find this package and pynvml as we do, also where sys.path was set by a runtime and not by the environment.
+    # The child must find this package and pynvml as we do, also where a runtime and not the environment set sys.path.
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.curdir for path in sys.path)}
     command = [sys.executable, "-c", _CHILD]
     with subprocess.Popen(
