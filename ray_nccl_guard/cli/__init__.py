@@ -13,6 +13,7 @@ from collections.abc import Sequence
 VERBS = {
     "compat": "can this libnccl run on these GPUs?",
     "classify": "name the failure in logs you already have",
+    "flight": "read Flight Recorder dumps: how far each rank got, and who holds up the others",
     "explain": "look up a failure class or a rule",
     "rules": "list the rules, or validate a rule pack",
     "report": "render a saved report again",

@@ -1,0 +1,58 @@
+"""`ray-nccl-guard flight`: reads Flight Recorder dumps and names the rank that holds up the others."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+EXIT_CONSISTENT, EXIT_FOUND, EXIT_UNREADABLE = 0, 10, 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("paths", nargs="+", metavar="PATH", help="dump files, or folders to search for them")
+    parser.add_argument(
+        "--world-size", type=int, metavar="N", help="how many ranks the job had; default: as far as the dumps tell"
+    )
+    parser.add_argument("--all-groups", action="store_true", help="show the groups in which nothing is odd as well")
+    parser.add_argument("--sheet", action="store_true", help="print a record of the hang to file with the run")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit 0 if no rank is out of step, 10 if something is found, 20 if no dump could be read, 2 on wrong usage."""
+    from ray_nccl_guard import flight
+    from ray_nccl_guard.errors import UsageError
+    from ray_nccl_guard.flight import render
+
+    if args.world_size is not None and args.world_size < 1:
+        raise UsageError(f"--world-size must be at least 1, not {args.world_size}")
+    dumps = flight.load(args.paths, world_size=args.world_size)
+    verdict = flight.diagnose(dumps)
+    if args.json:
+        print(json.dumps(verdict.to_json()))
+    elif not dumps.by_rank:
+        print("error[unreadable]: no Flight Recorder dump could be read", file=sys.stderr)
+        for skipped in dumps.skipped[:20]:
+            print(f"  {render.clean(skipped.source)}: {render.clean(skipped.reason)}", file=sys.stderr)
+    else:
+        _show(render.sheet(verdict) if args.sheet else render.text(verdict, all_groups=args.all_groups))
+    if not dumps.by_rank:
+        return EXIT_UNREADABLE
+    return EXIT_CONSISTENT if verdict.kind is flight.Kind.NONE else EXIT_FOUND
+
+
+def _show(text: str) -> None:
+    """Plain text, or with the odd cells in colour where a person reads it and `rich` is there."""
+    if sys.stdout.isatty():
+        try:
+            from rich.console import Console
+        except ImportError:
+            pass
+        else:
+            console = Console(highlight=False, soft_wrap=True)
+            for line in text.splitlines():
+                style = "bold red" if line.endswith("<--") or line.startswith("error[") else None
+                console.print(line, style=style, markup=False)
+            return
+    sys.stdout.write(text)
