@@ -1,6 +1,6 @@
-"""Known combinations that fault or are refused although an image exists, each with its mechanism, its source and how sure it is.
+"""Known combinations that fault or are refused although an image exists, with mechanism, source, and how sure that is.
 
-A hazard is not a verdict: the guard probes with sizes past its threshold, and only a failure gets the mechanism as its cause.
+A hazard is not a verdict: the guard probes with sizes past its threshold, and only a failure gets the mechanism as cause.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Hazard:
     def applies(
         self, *, capability: Capability, version: Version | None, image: Arch | None, jit: bool, env: Mapping[str, str]
     ) -> bool:
-        """True if this NCCL, running this image on this GPU, meets the hazard. An unknown version meets no versioned hazard."""
+        """True if this NCCL, running this image on this GPU, meets it. An unknown version meets no versioned hazard."""
         if self.capabilities and not any(
             major == capability[0] and minor in (None, capability[1]) for major, minor in self.capabilities
         ):
@@ -103,10 +103,13 @@ class Hazard:
 
 
 _SHARED_MEMORY = (
-    "the host sizes NCCL's dynamic shared memory by the GPU (12.0: 61760 bytes), the kernel strides it by the architecture it was"
-    " compiled for (compute_90: 4112 bytes a warp, not 3088), so from warp 15 up it leaves its allocation"
+    "the host sizes NCCL's dynamic shared memory by the GPU (12.0: 61760 bytes), the kernel strides it by the architecture it"
+    " was compiled for (compute_90: 4112 bytes a warp, not 3088), so from warp 15 up it leaves its allocation"
 )
-_TOO_MUCH_SHARED_MEMORY = "this NCCL asks for 82240 bytes of dynamic shared memory beside about 21520 static ones, and compute capability 12.x has 101376"
+_TOO_MUCH_SHARED_MEMORY = (
+    "this NCCL asks for 82240 bytes of dynamic shared memory beside about 21520 static ones,"
+    " and compute capability 12.x has 101376"
+)
 
 # The first that applies is reported: faults before refusals, fatal before the rest.
 HAZARDS: tuple[Hazard, ...] = (
@@ -114,7 +117,7 @@ HAZARDS: tuple[Hazard, ...] = (
         id="nccl-cc120-shared-memory-stride",
         effect=Effect.ILLEGAL_ACCESS_700,
         mechanism=_SHARED_MEMORY,
-        source="NCCL v2.26.2 src/include/device.h (ncclCollUnroll); reports NVIDIA/nccl#2418, NVIDIA/nccl#1852, pytorch#152302",
+        source="NCCL v2.26.2 src/include/device.h (ncclCollUnroll); NVIDIA/nccl#2418, NVIDIA/nccl#1852, pytorch#152302",
         known=Known.READ,
         min_bytes=524_288,  # nccl#2418: passes below, fails at 524288 bytes; nccl#1852: from 512K
         fix="use an NCCL whose images include sm_120",
@@ -138,7 +141,7 @@ HAZARDS: tuple[Hazard, ...] = (
         id="nccl-cc12x-init-refused",
         effect=Effect.INIT_REFUSED,
         mechanism=_TOO_MUCH_SHARED_MEMORY + "; 2.25.1 checks this at init and refuses",
-        source="NVIDIA/nccl#1637 (the maintainers, of 2.25.1); 2.25.1.post1 has sm_120 code with the same stride, read in its PTX",
+        source="NVIDIA/nccl#1637 (maintainers, of 2.25.1); 2.25.1.post1's compute_120 PTX has the same stride and sizes",
         known=Known.QUOTED,
         fix="use NCCL 2.26.2 or newer whose images include sm_120",
         capabilities=((12, None),),

@@ -35,7 +35,7 @@ def _cached(soname: str) -> list[str]:
 
 
 def lookup(data: bytes, soname: str) -> list[str]:
-    """Paths of a name in the bytes of an ld.so.cache (format 1.1, sysdeps/generic/dl-cache.h in glibc); empty if not found."""
+    """Paths of a name in the bytes of an ld.so.cache (format 1.1: dl-cache.h in glibc); empty if not found."""
     start = data.find(_NEW_MAGIC)  # older caches carry a table of the previous format before it
     if start < 0 or start + _HEADER.size > len(data):
         return []

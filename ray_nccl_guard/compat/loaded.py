@@ -1,4 +1,4 @@
-"""Which libnccl IS loaded in this process, and whether it is the one torch was compiled against; asks the loader, not the file names."""
+"""Which libnccl IS loaded in this process, and is it the one torch was compiled against; asks the loader, not file names."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LoadedLibrary:
         path: the file its `ncclGetVersion` lies in; libtorch_cuda.so itself where NCCL is linked into it.
         version: what that function returns.
         copies: every libnccl file mapped, in the order of /proc/self/maps; two mean that one shadows the other.
-        compiled: the version torch was compiled against (`torch.cuda.nccl.version()` is a constant of the build), None without torch.
+        compiled: what torch was compiled against (`torch.cuda.nccl.version()` is a constant of the build), None without torch.
     """
 
     path: str

@@ -40,7 +40,7 @@ class LibraryFile:
 
 
 def find_libtorch_cuda() -> LibraryFile | None:
-    """The libtorch_cuda.so of the torch that `import torch` would find; None without torch, or with a torch built without CUDA."""
+    """The libtorch_cuda.so of the torch that `import torch` would find; None without torch, or if it has no CUDA."""
     directory = _package("torch")
     path = os.path.join(directory, "lib", "libtorch_cuda.so") if directory else ""
     return LibraryFile(path=os.path.realpath(path), via=Via.GIVEN) if path and os.path.isfile(path) else None
@@ -49,8 +49,8 @@ def find_libtorch_cuda() -> LibraryFile | None:
 def find_libnccl(env: Mapping[str, str] | None = None) -> LibraryFile | None:
     """The libnccl that this process will load, None if none is to be found.
 
-    The order is ld.so(8)'s: LD_PRELOAD, the DT_RPATH of libtorch_cuda.so if it has no DT_RUNPATH, LD_LIBRARY_PATH, DT_RUNPATH,
-    the cache and default directories; at last the wheels on sys.path, which torch preloads where the loader finds nothing
+    The order is ld.so(8)'s: LD_PRELOAD, the DT_RPATH of libtorch_cuda.so if it has no DT_RUNPATH, LD_LIBRARY_PATH,
+    DT_RUNPATH, the cache and default directories; at last the wheels on sys.path, which torch preloads where the loader finds nothing
     (torch/__init__.py, `_preload_cuda_deps`). Without torch it is LD_LIBRARY_PATH, the nvidia-nccl wheel, the system's.
 
     Raises:

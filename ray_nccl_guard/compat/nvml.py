@@ -1,6 +1,6 @@
 """The child that asks the driver: which GPUs, which driver. No CUDA context is made; it may hang, so it is always a child.
 
-Runs as `python -c "from ray_nccl_guard.compat.nvml import main; main()"` and prints one JSON object; `gpus` starts and ends it.
+Runs as `python -c "from ray_nccl_guard.compat.nvml import main; main()"` and prints one JSON object; `gpus` starts it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import ctypes
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 
@@ -56,10 +57,14 @@ def _mig(pynvml: Any, handle: Any) -> list[str]:
         return []
     found = []
     for i in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-        uuid = _maybe(pynvml, lambda i=i: pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, i)))
+        uuid = _maybe(pynvml, partial(_mig_uuid, pynvml, handle, i))
         if uuid:
             found.append(_text(uuid))
     return found
+
+
+def _mig_uuid(pynvml: Any, handle: Any, index: int) -> Any:
+    return pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))
 
 
 def _maybe(pynvml: Any, call: Callable[[], Any]) -> Any:

@@ -131,7 +131,7 @@ def _driver_hazard(images: Images, driver_cuda: CudaVersion | None) -> Hazard | 
         " a driver runs libraries of its own CUDA major and older ones only (error 35)",
         source="CUDA compatibility guide, minor version compatibility",
         known=Known.QUOTED,
-        fix=f"install driver {minimum_driver(build) or 'of that CUDA major'} or newer, or the build for CUDA {driver_cuda[0]}",
+        fix=f"install driver {minimum_driver(build) or 'of that major'} or newer, or the build for CUDA {driver_cuda[0]}",
     )
 
 
