@@ -22,7 +22,7 @@ from ray_nccl_guard.compat.rule import Exit
 from ray_nccl_guard.compat.targets import Target, parse
 from ray_nccl_guard.errors import UsageError
 
-_EPILOG = """exit codes: 0 native or binary compatible; 10 the driver must compile PTX, or a known hazard that need not strike;
+_EPILOG = """exit codes: 0 native or binary compatible; 10 the driver must compile PTX, or a hazard that need not strike;
 20 no code for a GPU, a hazard known to fault or to be refused at init, or not to be shown compatible; 2 wrong usage.
 Without --target the GPUs present are asked for through NVML, without a CUDA context."""
 

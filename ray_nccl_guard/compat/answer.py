@@ -174,7 +174,7 @@ def _headline(line: Line, answer: Answer) -> str:
     if hazard:
         return f"warning[{hazard.effect.value}]: {nccl} runs on {name}, with a known hazard: {hazard.mechanism}"
     if judgement.verdict is Fit.PTX_JIT_ONLY:
-        return f"warning[ptx_jit_only]: {nccl} has no compiled code for {name}; the first use waits for the driver to compile it"
+        return f"warning[ptx_jit_only]: {nccl} has no compiled code for {name}; its first use waits for a compilation"
     return f"ok: {nccl} runs on {name}: {judgement.verdict.value} by {judgement.image_name}"
 
 

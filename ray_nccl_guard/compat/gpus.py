@@ -1,4 +1,4 @@
-"""Which GPUs and which driver are here: NVML is asked in a child with a deadline, since it may hang; CUDA stays untouched."""
+"""Which GPUs and which driver are here: NVML is asked in a child with a deadline, as it may hang; CUDA stays untouched."""
 
 from __future__ import annotations
 

@@ -103,8 +103,8 @@ class Hazard:
 
 
 _SHARED_MEMORY = (
-    "the host sizes NCCL's dynamic shared memory by the GPU (12.0: 61760 bytes), the kernel strides it by the architecture it"
-    " was compiled for (compute_90: 4112 bytes a warp, not 3088), so from warp 15 up it leaves its allocation"
+    "the host sizes NCCL's dynamic shared memory by the GPU (12.0: 61760 bytes), the kernel strides it by the architecture"
+    " it was compiled for (compute_90: 4112 bytes a warp, not 3088), so from warp 15 up it leaves its allocation"
 )
 _TOO_MUCH_SHARED_MEMORY = (
     "this NCCL asks for 82240 bytes of dynamic shared memory beside about 21520 static ones,"

@@ -33,7 +33,7 @@ class LoadedLibrary:
         path: the file its `ncclGetVersion` lies in; libtorch_cuda.so itself where NCCL is linked into it.
         version: what that function returns.
         copies: every libnccl file mapped, in the order of /proc/self/maps; two mean that one shadows the other.
-        compiled: what torch was compiled against (`torch.cuda.nccl.version()` is a constant of the build), None without torch.
+        compiled: what torch was compiled against (`torch.cuda.nccl.version()`, a constant of the build), None without torch.
     """
 
     path: str

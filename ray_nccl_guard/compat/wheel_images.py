@@ -1,4 +1,4 @@
-"""What each published nvidia-nccl wheel (x86_64) holds. Written by benchmarks/arch_scan.py publish; do not edit."""
+"""What each published nvidia-nccl wheel (x86_64) holds; written by benchmarks/arch_scan.py publish."""
 
 # package | version | NCCL version | CUDA build | SASS in every kernel | PTX in every kernel | PTX ISA
 ROWS = """
