@@ -88,8 +88,8 @@ rule that `ray-nccl-guard compat` applies; nothing here is copied from a support
 `ray-nccl-guard compat` about the file itself.
 
 N native, b binary compatible (code for a lower minor of the same major, or for the family), J the driver has to compile PTX
-at first use, - nothing runs. `!700`: a known illegal memory access on larger messages; `!init`: refused when the communicator is made;
-`!launch`: the launch is expected to fail. * integrated (Jetson) GPUs, where desktop code does not run.
+at first use, - nothing runs. `!700`: a known illegal memory access on larger messages; `!init`: refused when the
+communicator is made; `!launch`: the launch is expected to fail. * integrated (Jetson) GPUs, where desktop code does not run.
 
 {table}
 

@@ -2,9 +2,9 @@
 
 Layout, little-endian, found on the libraries of docs/gpu-support.md (CUDA 11.0 to 13.4) and with controlled images from
 ptxas and fatbinary: a container is `u32 magic, u16 version, u16 header bytes, u64 bytes after the header`; inside it entries
-follow each other as `u16 kind (1 PTX, 2 SASS), u16, u32 header bytes, u64 payload bytes, u32, u32, u16 minor, u16 major (the
-PTX ISA), u32 arch, u32, u32, u64 flags`. Headers are never compressed. Section .nv_fatbin holds what the runtime loads first,
-__nv_relfatbin the relocatable code that is linked, or compiled, on the device.
+follow each other as `u16 kind (1 PTX, 2 SASS), u16, u32 header bytes, u64 payload bytes, u32, u32, u16 minor, u16 major (of
+the PTX ISA), u32 arch, u32, u32, u64 flags`. Headers are never compressed. Section .nv_fatbin holds what the runtime loads
+first, __nv_relfatbin the relocatable code that is linked, or compiled, on the device.
 """
 
 from __future__ import annotations

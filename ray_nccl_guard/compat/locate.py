@@ -51,7 +51,8 @@ def find_libnccl(env: Mapping[str, str] | None = None) -> LibraryFile | None:
 
     The order is ld.so(8)'s: LD_PRELOAD, the DT_RPATH of libtorch_cuda.so if it has no DT_RUNPATH, LD_LIBRARY_PATH,
     DT_RUNPATH, the cache and default directories; at last the wheels on sys.path, which torch preloads where the loader
-    finds nothing (torch/__init__.py, `_preload_cuda_deps`). Without torch it is LD_LIBRARY_PATH, the nvidia-nccl wheel, the system's.
+    finds nothing (torch/__init__.py, `_preload_cuda_deps`). Without torch it is LD_PRELOAD, LD_LIBRARY_PATH,
+    the nvidia-nccl wheel, the system's.
 
     Raises:
         CompatError: libtorch_cuda.so is there and cannot be read as a library.
