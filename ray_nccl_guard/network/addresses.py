@@ -27,6 +27,8 @@ class Trouble(Enum):
     LINK_LOCAL = "link_local"
     BRIDGE = "bridge"
     """A bridge of the container runtime or of virtual machines, private to the host."""
+    DOWN = "down"
+    """Its interface has no carrier."""
     DUPLICATE = "duplicate"
     """Two hosts take the same address."""
     FAMILY = "family"
@@ -129,8 +131,14 @@ def _nccl(env: Mapping[str, str], available: Sequence[Interface]) -> Chosen:
         for i in usable:
             if _matches(i.name, pattern):
                 why = "the first InfiniBand interface" if pattern == "ib" else "the first interface"
-                return Chosen(address=i.address, interface=i.name, why=why)
+                return Chosen(address=i.address, interface=i.name, why=why + _down(available))
     return Chosen(address="", interface="", why="no running interface has an address")
+
+
+def _down(available: Sequence[Interface]) -> str:
+    """The interfaces that have an address and no carrier, for a sentence."""
+    down = [i for i in available if not i.running]
+    return f"; {names(down)} {'is' if len({i.name for i in down}) == 1 else 'are'} down" if down else ""
 
 
 def _matches(name: str, pattern: str) -> bool:
@@ -172,6 +180,8 @@ def _problems(
         return problem(Trouble.NO_ADDRESS, f"{who} finds no address: {taken.why} (there are: {names(available)})")
     trouble = trouble_of(taken)
     if trouble is None:
+        if any(i.address == taken.address and not i.running for i in available):
+            return problem(Trouble.DOWN, f"{who} would take {taken.address}{_on(taken)} ({taken.why}), which is down")
         return []
     what = {
         Trouble.LOOPBACK: "a loopback address, which no other host can reach",

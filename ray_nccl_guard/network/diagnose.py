@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from statistics import median
 
 from ray_nccl_guard.classes import FailureClass
@@ -12,10 +12,12 @@ from ray_nccl_guard.network.addresses import Library
 from ray_nccl_guard.network.cells import Cell, Code
 from ray_nccl_guard.network.findings import Host, Kind, NetworkFinding, ranks_of
 from ray_nccl_guard.network.needs import Pair, bootstrap_pairs, effect
-from ray_nccl_guard.network.steadiness import SLOW_RTT_S, merge, slow, unsteady
+from ray_nccl_guard.network.steadiness import SLOW_RTT_S, lossy, lossy_hosts, merge, slow
 
 # What this side's own routing or firewall says, without a packet on the wire (EHOSTUNREACH may also come back from afar).
 _LOCAL = (Code.EINVAL, Code.EACCES, Code.EPERM, Code.ENETUNREACH, Code.EHOSTUNREACH, Code.EADDRNOTAVAIL)
+
+_TIMEOUTS = (Code.SYN_TIMEOUT, Code.NO_ECHO, Code.BULK_STALL, Code.ETIMEDOUT)
 
 
 def diagnose(
@@ -40,9 +42,12 @@ def diagnose(
         found += slow(tuple(matrix.cells.values()), matrix.hosts, library)
     elif everything := matrix.every_pair(explained=any(finding.decides for finding in addresses)):
         return (*found, everything)
-    else:
-        found += matrix.whole_hosts() + matrix.pairs()
-    return (*found, *unsteady(rounds, matrix.hosts, library))
+    unsteady = lossy_hosts(rounds, matrix.hosts)
+    if matrix.bad:
+        found += matrix.whole_hosts()
+        matrix.explain_by_loss(unsteady)
+        found += matrix.pairs()
+    return (*found, *(lossy(rounds, matrix.hosts[rank], library) for rank in sorted(unsteady)))
 
 
 def _silent(cells: Sequence[Cell], hosts: Sequence[Host]) -> list[NetworkFinding]:
@@ -180,6 +185,10 @@ class _Matrix:
         if (b, a) not in self.cells:
             text = f"{one.name} -> {other.name}: {what or 'fails '}({there.value}); the other direction was not tried"
         return self._finding(Kind.DIRECTION, text, [one] if there in _LOCAL else [one, other], [(a, b)])
+
+    def explain_by_loss(self, unsteady: Collection[int]) -> None:
+        """Connections with a lossy host that ran out of time are no rules of a firewall."""
+        self._explain([p for p, code in self.left.items() if code in _TIMEOUTS and not set(p).isdisjoint(unsteady)])
 
     def _explain(self, pairs: Iterable[Pair]) -> None:
         for pair in pairs:

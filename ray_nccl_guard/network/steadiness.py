@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -41,38 +41,37 @@ def wants_more_rounds(cells: Sequence[Cell]) -> bool:
     return any(cell.ok and cell.retransmits for cell in cells)
 
 
-def unsteady(rounds: Sequence[Sequence[Cell]], hosts: Mapping[int, Host], library: Library) -> list[NetworkFinding]:
-    """Lossy hosts on which all of three rounds agree. Never decides: both backends survive 10 % loss (measured)."""
+def lossy_hosts(rounds: Sequence[Sequence[Cell]], ranks: Iterable[int]) -> frozenset[int]:
+    """Speaking ranks of the hosts whose links lose packets: named only if three rounds agree."""
     if len(rounds) < ROUNDS:
-        return []
-    agreed = set.intersection(*(_lossy(cells, hosts) for cells in rounds))
-    found = []
-    for rank in sorted(agreed):
-        cells = [cell for cells in rounds for cell in cells if rank in (cell.src, cell.dst)]
-        hit = sum(map(_struggled, cells))
-        text = (
-            f"{hosts[rank].name}: lossy, {hit} of {len(cells)} connections with it had to send again or failed, spread over "
-            f"each of {len(rounds)} rounds"
-        )
-        found.append(_finding(Kind.LOSSY, text, hosts[rank], library))
-    return found
+        return frozenset()
+    passed = {(cell.src, cell.dst) for cells in rounds for cell in cells if cell.ok}
+    return frozenset.intersection(*(_lossy([c for c in cells if (c.src, c.dst) in passed], ranks) for cells in rounds))
+
+
+def _lossy(cells: Sequence[Cell], ranks: Iterable[int]) -> frozenset[int]:
+    """Hosts that explain the cells that struggled: a third of their own do, and at most a third of the rest."""
+    found = set()
+    for rank in ranks:
+        own = [cell for cell in cells if rank in (cell.src, cell.dst)]
+        rest = [cell for cell in cells if rank not in (cell.src, cell.dst)]
+        hit, others = sum(map(_struggled, own)), sum(map(_struggled, rest))
+        if hit >= 2 and hit * 3 >= len(own) and others * 3 <= len(rest):
+            found.add(rank)
+    return frozenset(found)
 
 
 def _struggled(cell: Cell) -> bool:
     return cell.retransmits > 0 or cell.code.failed
 
 
-def _lossy(cells: Sequence[Cell], hosts: Mapping[int, Host]) -> set[int]:
-    """Hosts that explain the cells that struggled: a third of their own do, and at most a third of the rest."""
-    tried = [cell for cell in cells if cell.code is not Code.NOT_TRIED]
-    found = set()
-    for rank in hosts:
-        own = [cell for cell in tried if rank in (cell.src, cell.dst)]
-        rest = [cell for cell in tried if rank not in (cell.src, cell.dst)]
-        hit, others = sum(map(_struggled, own)), sum(map(_struggled, rest))
-        if hit >= 2 and hit * 3 >= len(own) and others * 3 <= len(rest):
-            found.add(rank)
-    return found
+def lossy(rounds: Sequence[Sequence[Cell]], host: Host, library: Library) -> NetworkFinding:
+    """The sentence for a lossy host. Decides only where something failed in every round: 10 % loss hurts neither backend."""
+    cells = [cell for cells in rounds for cell in cells if host.rank in (cell.src, cell.dst)]
+    hit = sum(map(_struggled, cells))
+    text = f"{host.name}: lossy, {hit} of {len(cells)} connections in {len(rounds)} rounds had to send again or failed"
+    failed = any(cell.code.failed for cell in merge(rounds) if host.rank in (cell.src, cell.dst))
+    return replace(_finding(Kind.LOSSY, text, host, library), decides=failed)
 
 
 def slow(cells: Sequence[Cell], hosts: Mapping[int, Host], library: Library) -> list[NetworkFinding]:

@@ -88,6 +88,12 @@ def troubles(choice: AddressChoice) -> dict[Library, Trouble]:
         ({}, [DOCKER], "172.17.0.1", {Library.NCCL: Trouble.BRIDGE, Library.GLOO: Trouble.BRIDGE}),
         ({}, [CNI, ETH0], "10.0.0.1", {Library.NCCL: Trouble.BRIDGE}),
         ({}, [LINK6], "fe80::1%eth0", {Library.NCCL: Trouble.LINK_LOCAL, Library.GLOO: Trouble.LINK_LOCAL}),
+        (
+            {},
+            [LO, Interface(name="eth0", address="10.0.0.1", running=False)],
+            "10.0.0.1",
+            {Library.NCCL: Trouble.LOOPBACK, Library.GLOO: Trouble.DOWN},
+        ),
         ({"NCCL_SOCKET_IFNAME": "eth7"}, [LO, ETH0], "10.0.0.1", {Library.NCCL: Trouble.NO_INTERFACE}),
         ({"GLOO_SOCKET_IFNAME": "eth7"}, [LO, ETH0], "10.0.0.1", {Library.GLOO: Trouble.NO_INTERFACE}),
     ],

@@ -121,7 +121,10 @@ def test_one_host_and_none_have_nothing_to_say():
 
 def test_an_mtu_mismatch_is_told_from_a_slow_path():
     of = hosts(4)
-    stall: Rule = lambda a, b: B if 2 in (a, b) else None
+
+    def stall(a: int, b: int) -> Code | None:
+        return B if 2 in (a, b) else None
+
     mtu = only(diagnose(cells(of, stall, rtt_s=0.002), of, "gloo"))
     slow = only(diagnose(cells(of, stall, rtt_s=0.6), of, "gloo"))
     assert mtu.kind is slow.kind is Kind.BULK
@@ -196,7 +199,9 @@ def test_the_ring_follows_the_ranks_where_they_alternate_between_hosts():
 
 
 def test_gloo_shares_a_blocked_way_only_if_it_takes_the_same_address_and_direction():
-    inbound: Rule = lambda a, b: S if (a, b) == (0, 1) else None
+    def inbound(a: int, b: int) -> Code | None:
+        return S if (a, b) == (0, 1) else None
+
     of = hosts(3)
     assert only(diagnose(cells(of, inbound), of, "nccl")).gloo_too is False  # 10.0.0.1 never calls 10.0.0.2
     elsewhere = [host(i, gloo_ip=f"192.168.0.{i + 1}") for i in range(3)]

@@ -1,0 +1,64 @@
+"""Nothing outlives a lab or a round: processes, namespaces, interfaces, TIME_WAIT sockets, also after SIGKILL."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.net.netlab import REPOSITORY, Lab, read_line
+from tests.net.stages import Stages
+
+pytestmark = pytest.mark.usefixtures("lab_works")
+
+
+def namespaces() -> set[str]:
+    found = set()
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            found.add(os.readlink(f"/proc/{pid}/ns/net"))
+        except OSError:
+            continue  # ended meanwhile
+    return found
+
+
+def test_a_round_leaves_no_connection_in_time_wait() -> None:
+    with Lab(4) as lab:
+        Stages(lab, "gloo").peers()
+        left = [lab.output(host, ["cat", "/proc/net/tcp"]).splitlines()[1:] for host in range(4)]
+    states = [line.split()[3] for lines in left for line in lines]
+    assert "06" not in states  # TIME_WAIT, include/net/tcp_states.h
+    assert states  # the listeners: the table was really read
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_runner_that_is_killed_takes_its_lab_with_it(how: signal.Signals) -> None:
+    before = namespaces()
+    program = (
+        "import time\nfrom tests.net.netlab import Lab\nfrom tests.net.stages import Stages\n"
+        "with Lab(3) as lab:\n    s = Stages(lab, 'gloo')\n    s.peers()\n    lab.freeze(1)\n    lab.delay(2, 0.1)\n"
+        "    print(lab._folder, flush=True)\n    time.sleep(60)"
+    )
+    runner = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    try:
+        folder = read_line(runner, 60.0)
+        assert folder, "the lab did not come up"
+        assert len(namespaces() - before) == 4
+    finally:
+        runner.send_signal(how)
+        runner.wait(timeout=20)
+        if runner.stdout:
+            runner.stdout.close()
+    end_s = time.monotonic() + 20
+    while namespaces() - before and time.monotonic() < end_s:
+        time.sleep(0.05)
+    assert namespaces() - before == set()
+    if how is signal.SIGINT:
+        assert not Path(folder).exists()
