@@ -134,7 +134,8 @@ def judge_all(
 def text(answer: Answer) -> str:
     """The answer for a person: one sentence a target, then the file, what it holds, the driver, and the fixes."""
     images = answer.images
-    out = [_headline(line, answer) for line in answer.lines]
+    lines, counts = _alike(answer.lines)
+    out = [_headline(line, answer) + (f" ({n} GPUs)" if n > 1 else "") for line, n in zip(lines, counts, strict=True)]
     out += ["", f"  library    {answer.library.path}", f"             found by {answer.library.via.value}"]
     out += [
         f"  NCCL       {images.nccl_version or 'does not say its version'}, built with CUDA {images.cuda_build or 'unknown'}"
@@ -146,9 +147,17 @@ def text(answer: Answer) -> str:
     if answer.torch:
         out += [f"  torch      {holdings(answer.torch)} in libtorch_cuda.so"]
     out += [f"  driver     {_driver(answer)}"]
-    for line in answer.lines:
+    for line in lines:
         out += _details(line)
     return "\n".join(_wrapped(line) for line in out)
+
+
+def _alike(lines: Sequence[Line]) -> tuple[list[Line], list[int]]:
+    """One line for all GPUs of a kind, with their number: eight equal GPUs are told once."""
+    kinds: dict[tuple[str, str], list[Line]] = {}
+    for line in lines:
+        kinds.setdefault((line.target.sm, line.target.name), []).append(line)
+    return [group[0] for group in kinds.values()], [len(group) for group in kinds.values()]
 
 
 def _wrapped(line: str) -> str:

@@ -97,7 +97,9 @@ def judge(images: Images, capability: Capability, driver_cuda: CudaVersion | Non
         image=image,
         hazard=hazard,
         why=_why(images, capability, verdict, image, needed)
-        + _settings(capability, images, forced=forced, forbidden=forbidden, too_new=too_new, driver_cuda=driver_cuda),
+        + _settings(
+            capability, images, verdict, forced=forced, forbidden=forbidden, too_new=too_new, driver_cuda=driver_cuda
+        ),
         fix=_fix(images, capability, verdict, hazard, forced=forced, forbidden=forbidden),
         driver_cuda_needed=needed,
     )
@@ -165,6 +167,7 @@ def holdings(images: Images) -> str:
 def _settings(
     capability: Capability,
     images: Images,
+    verdict: Fit,
     *,
     forced: str | None,
     forbidden: str | None,
@@ -176,7 +179,7 @@ def _settings(
         said.append(f"{forced}=1 makes CUDA ignore all compiled code")
     if forbidden and fit(capability, sass=(), ptx=images.ptx)[0] is not Fit.NONE:
         said.append(f"{forbidden}=1 forbids compiling its PTX")
-    for arch in sorted(too_new):
+    for arch in sorted(too_new) if verdict in (Fit.PTX_JIT_ONLY, Fit.NONE) else ():
         needs = _ptx_needs(images, arch)
         if fit(capability, sass=(), ptx=[arch])[0] is not Fit.NONE and needs and driver_cuda:
             said.append(

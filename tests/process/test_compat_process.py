@@ -187,3 +187,44 @@ def test_of_two_mapped_copies_the_preloaded_one_is_named_and_both_are_listed(bui
     path, version, copies = show(first, LD_PRELOAD=second)
     assert (path, version) == (second, [2, 26, 2])
     assert set(copies) == {first, second} or copies == [second]  # a loader may serve both names by one file
+
+
+@pytest.fixture(scope="module")
+def double():
+    """The fake NVIDIA libraries, under the real nvidia-ml-py."""
+    if importlib.util.find_spec("pynvml") is None:
+        pytest.skip("nvidia-ml-py is not installed here")
+    from tests.fakegpu.double import CannotBuild, build
+
+    try:
+        return build()
+    except CannotBuild as reason:
+        pytest.skip(f"the double cannot be built: {reason}")
+
+
+def test_the_real_nvidia_ml_py_is_asked_for_gpus_mig_devices_and_the_driver(double, library):
+    done = compat("--libnccl", library, "--json", **double.env(2, cc="9.0", driver="12090", mig="1"))
+    answer = json.loads(done.stdout)
+    assert done.returncode == 0, done.stdout
+    assert [target["target"] for target in answer["targets"]] == ["sm_90", "sm_90"]
+    assert answer["driver_cuda"] == "12.9"
+    assert all(gpu["uuid"].startswith("GPU-") and gpu["mig_uuids"] for gpu in answer["gpus"])
+
+
+def test_a_driver_too_old_for_the_ptx_leaves_nothing_to_run(double, library):
+    old = compat("--libnccl", library, "--json", **double.env(1, cc="10.0", driver="12040"))
+    new = compat("--libnccl", library, "--json", **double.env(1, cc="10.0", driver="12090"))
+    assert [(d.returncode, json.loads(d.stdout)["targets"][0]["verdict"]) for d in (old, new)] == [
+        (20, "none"), (10, "ptx_jit_only")]  # fmt: skip
+
+
+def test_an_nvml_library_that_hangs_is_ended(double, library):
+    done = compat("--libnccl", library, "--nvml-timeout", "3", **double.env(1, fault="nvmlinit:hang"))
+    assert done.returncode == 20
+    assert "did not answer within 3 s" in done.stderr
+
+
+def test_a_preloaded_stand_in_is_found_first_and_never_passes(double):
+    done = compat("--target", "sm_90", **double.env(1))
+    assert done.returncode == 20
+    assert "holds no CUDA code" in done.stderr

@@ -96,6 +96,7 @@ def test_ptx_is_worthless_under_a_driver_older_than_its_isa(tmp_path):
     assert old.verdict is Fit.NONE
     assert "needs a driver of CUDA 12.2" in old.why
     assert judge(images, (10, 0), None, {}).driver_cuda_needed == (12, 2)
+    assert "error 222" not in judge(images, (8, 0), (12, 1), {}).why  # compiled code does not care
 
 
 def test_forcing_jit_turns_native_into_jit_and_says_which_setting(tmp_path):

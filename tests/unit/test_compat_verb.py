@@ -71,6 +71,12 @@ def test_the_text_names_the_file_its_content_the_need_and_the_fix(capsys, librar
     assert out.isascii()
 
 
+def test_a_kind_of_gpu_is_told_once(capsys, library):
+    _, out, _ = compat(capsys, "--libnccl", library, *["--target", "sm_90"] * 8)
+    assert out.startswith("ok: NCCL 2.27.5 runs on sm_90: native by sm_90 (8 GPUs)\n\n")
+    assert out.count("sm_90 is compiled for") == 1
+
+
 def test_a_hazard_is_told_with_mechanism_threshold_and_source(capsys, tmp_path):
     path = libnccl(tmp_path / "l.so", "sm_90 compute_90", nccl="2.26.2", cuda="12.2")
     _, out, _ = compat(capsys, "--libnccl", path, "--target", "RTX 5090")
