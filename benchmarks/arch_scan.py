@@ -3,6 +3,7 @@
     python benchmarks/arch_scan.py equal LIBRARY... --cuobjdump TOOL [--cuobjdump TOOL]
     python benchmarks/arch_scan.py wheels --cuobjdump TOOL [--only 2.26] [--cache DIR]
     python benchmarks/arch_scan.py timing LIBRARY --cuobjdump TOOL [--rounds 5]
+    python benchmarks/arch_scan.py verb [--rounds 5]                # the command, as a whole process
     python benchmarks/arch_scan.py publish                          # rewrites compat/wheels.py and docs/gpu-support.md
 
 `wheels` downloads one wheel at a time through pip, scans it, deletes it, and appends one JSON line: it may be stopped and
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import resource
 import statistics
@@ -25,11 +27,12 @@ import zipfile
 from collections import Counter
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 
-from ray_nccl_guard.compat.fatbin import Images, scan
+from ray_nccl_guard.compat.fatbin import Images, scan  # noqa: E402
 
-RECORD = Path(__file__).resolve().parent / "results" / "nccl_wheels_x86_64_202611.jsonl"
+RECORD = ROOT / "benchmarks" / "results" / "nccl_wheels_x86_64_202611.jsonl"
 PACKAGES = ("nvidia-nccl-cu11", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
 TOOL_DEADLINE_S = 600  # the longest seen is 34 s of wall on a loaded 2-core box
 _ARCH = re.compile(r"\.(sm_\d+[af]?)\.(?:cubin|ptx)$")
@@ -175,9 +178,32 @@ def timing(args: argparse.Namespace) -> int:
     return 0
 
 
+def verb(args: argparse.Namespace) -> int:
+    """Run the whole command and print medians of wall and CPU seconds and the highest peak memory (maximum resident set)."""
+    command = [sys.executable, "-m", "ray_nccl_guard", "compat", "--target", "sm_120", "--json"]
+    rows: list[tuple[float, float, int]] = []
+    for _ in range(args.rounds + 1):
+        start_s = time.perf_counter()
+        child = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT)
+        _, status, usage = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+        rows.append((time.perf_counter() - start_s, usage.ru_utime + usage.ru_stime, usage.ru_maxrss))
+    rows = rows[1:]  # the first finds files and bytecode cold
+    wall_s, cpu_s = (statistics.median(row[i] for row in rows) for i in (0, 1))
+    answer = {
+        "command": " ".join(command[1:]),
+        "rounds": args.rounds,
+        "exit": child.returncode,
+        "wall_s": wall_s,
+        "cpu_s": cpu_s,
+    }
+    print(json.dumps(answer | {"peak_mib": max(row[2] for row in rows) / 1024}, indent=1))
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["equal", "wheels", "timing", "publish"])
+    parser.add_argument("what", choices=["equal", "wheels", "timing", "verb", "publish"])
     parser.add_argument("libraries", nargs="*", metavar="LIBRARY")
     parser.add_argument("--cuobjdump", action="append", default=[], metavar="TOOL")
     parser.add_argument("--record", default=str(RECORD), help="JSON lines, one wheel each")
@@ -190,7 +216,7 @@ def main() -> int:
         import gpu_support
 
         return gpu_support.publish(Path(args.record))
-    return {"equal": equal, "wheels": wheels, "timing": timing}[args.what](args)
+    return {"equal": equal, "wheels": wheels, "timing": timing, "verb": verb}[args.what](args)
 
 
 if __name__ == "__main__":

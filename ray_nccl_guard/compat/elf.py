@@ -8,14 +8,11 @@ System V gABI, chapters 4 and 5.
 from __future__ import annotations
 
 import mmap
-import os
-import stat
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ray_nccl_guard.compat.errors import LibraryUnreadable, NotALibrary
+from ray_nccl_guard.compat.errors import NotALibrary
 
 # ELF e_machine -> the name `platform.machine()` gives such a host. NCCL ships for these two only.
 MACHINES = {62: "x86_64", 183: "aarch64"}
@@ -51,41 +48,6 @@ class Loading:
     rpath: tuple[str, ...] = ()
     runpath: tuple[str, ...] = ()
     soname: str = ""
-
-
-@contextmanager
-def mapped(path: str) -> Iterator[mmap.mmap]:
-    """Map a regular file read-only.
-
-    Raises:
-        LibraryUnreadable: no such file, a directory, a FIFO or device, no permission, or empty.
-    """
-    try:
-        # Non-blocking, since opening a FIFO waits for its writer; the flag does nothing to a regular file.
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise LibraryUnreadable(f"cannot open {path}: {reason}") from error
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise LibraryUnreadable(f"{path} is {_kind(status.st_mode)}, not a library file")
-        if status.st_size == 0:
-            raise LibraryUnreadable(f"{path} is empty")
-        data = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise LibraryUnreadable(f"cannot map {path}: {error.strerror}") from error
-    finally:
-        os.close(fd)
-    with data:
-        if hasattr(mmap, "MADV_RANDOM"):
-            data.madvise(mmap.MADV_RANDOM)  # headers lie far apart: reading ahead would fetch the whole file
-        yield data
-
-
-def _kind(mode: int) -> str:
-    names = ((stat.S_ISDIR, "a directory"), (stat.S_ISFIFO, "a FIFO"), (stat.S_ISSOCK, "a socket"))
-    return next((name for test, name in names if test(mode)), "a device")
 
 
 class Elf:

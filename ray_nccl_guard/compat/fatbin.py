@@ -18,13 +18,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ray_nccl_guard.compat.arch import Arch
-from ray_nccl_guard.compat.elf import Elf, Span, mapped
+from ray_nccl_guard.compat.elf import Elf, Span
 from ray_nccl_guard.compat.errors import BrokenFatbin, NoGpuCode
+from ray_nccl_guard.compat.mapping import PIECE_BYTES, let_go, mapped, search
 
 MAGIC = 0xBA55ED50
 EXECUTABLE, RELOCATABLE = ".nv_fatbin", "__nv_relfatbin"
 
-_MAGIC = struct.pack("<I", MAGIC)
+_MAGIC = re.compile(re.escape(struct.pack("<I", MAGIC)))
 _CONTAINER = struct.Struct("<IHHQ")
 _ENTRY = struct.Struct("<HHIQIIHHIIIQ")
 _VERSION = 1  # in every file seen, CUDA 11.0 to 13.4
@@ -36,6 +37,7 @@ _NCCL = re.compile(
     rb"NCCL version (\d{1,3}\.\d{1,3}\.\d{1,3})[ -~]{0,40}? compiled with CUDA (\d{1,3}\.\d{1,3})"
     rb"|NCCL version (\d{1,3}\.\d{1,3}\.\d{1,3})[ -~]{0,12}\+cuda(\d{1,3}\.\d{1,3})"
 )
+_LONGEST_VERSION = 128  # of _NCCL, whose parts are all bounded
 # libtorch_cuda 2.15.0 has 476 containers of 6 to 12 entries, libnccl 2.30.7 155; bounds that only a forged file meets.
 _MAX_ENTRIES = 1_000_000
 _MAX_GROUPS = 4096
@@ -181,17 +183,16 @@ def _containers(data: mmap.mmap, span: Span, path: str, *, strict: bool) -> Iter
     `strict` (a fatbin section): between containers only zero padding is allowed, so that a damaged container is an error and
     not a missing image. Without sections the magic may also occur by chance, so only a plausible header counts.
     """
-    at = span.start
+    at = kept_from = span.start
     while at < span.end:
-        if strict:
-            padding = _NOT_ZERO.search(data, at, span.end)
-            if padding is None:
-                return
-            at = padding.start()  # the magic has no zero byte
-        else:
-            at = data.find(_MAGIC, at, span.end)
-            if at < 0:
-                return
+        # The magic has no zero byte, so the first byte after padding is where it starts.
+        found = search(data, _NOT_ZERO if strict else _MAGIC, at, span.end, longest=4)
+        if found is None:
+            return
+        at = found.start()
+        if at - kept_from > PIECE_BYTES:
+            let_go(data, at)
+            kept_from = at
         if at + _CONTAINER.size > span.end:
             raise BrokenFatbin(f"{path}: a GPU code container at {at:#x} is cut short")
         magic, version, header_bytes, body_bytes = _CONTAINER.unpack_from(data, at)
@@ -220,14 +221,14 @@ def _entries(data: mmap.mmap, at: int, end: int, path: str) -> Iterator[tuple[in
             raise BrokenFatbin(f"{path}: the GPU image at {at:#x} claims architecture {number}, which is none")
         yield kind, number, flags, major, minor
         at += header_bytes + payload_bytes
-    if _NOT_ZERO.search(data, at, end):
+    if search(data, _NOT_ZERO, at, end, longest=1):
         raise BrokenFatbin(f"{path}: {end - at} bytes at {at:#x} belong to no GPU image")
 
 
 def _nccl_version(data: mmap.mmap, elf: Elf) -> tuple[str | None, str | None]:
     spans = [s for s in elf.sections if s.name == ".rodata"] or [Span(name="*", start=0, end=len(data))]
     for span in spans:
-        found = _NCCL.search(data, span.start, span.end)
+        found = search(data, _NCCL, span.start, span.end, longest=_LONGEST_VERSION)
         if found:
             version, build = (part.decode() for part in found.groups() if part)
             return version, build

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from ray_nccl_guard.compat.elf import mapped
+from ray_nccl_guard.compat.mapping import mapped
 
 _PIECES, _PIECE_BYTES = 64, 4096  # 256 KiB read of 250 to 520 MB: 2 ms, where a whole SHA-256 takes a good part of a second
 
@@ -15,7 +15,7 @@ def fingerprint(path: str) -> str:
     Two builds differ in it in practice; a file that was damaged in one place may not.
 
     Raises:
-        LibraryUnreadable: see `elf.mapped`.
+        LibraryUnreadable: see `mapping.mapped`.
     """
     with mapped(path) as data:
         digest = hashlib.sha256(str(len(data)).encode())

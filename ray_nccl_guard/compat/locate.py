@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from ray_nccl_guard.compat.elf import Elf, Loading, mapped
+from ray_nccl_guard.compat.elf import Elf, Loading
 from ray_nccl_guard.compat.errors import CompatError
 from ray_nccl_guard.compat.ldcache import system_library
+from ray_nccl_guard.compat.mapping import mapped
 
 SONAME = "libnccl.so.2"
 

@@ -9,9 +9,10 @@ import time
 
 import pytest
 
-from ray_nccl_guard.compat.elf import Elf, mapped
+from ray_nccl_guard.compat.elf import Elf
 from ray_nccl_guard.compat.errors import BrokenFatbin, CompatError, LibraryUnreadable, NoGpuCode, NotALibrary
 from ray_nccl_guard.compat.fatbin import scan
+from ray_nccl_guard.compat.mapping import mapped
 from tests.unit.compat_files import AARCH64, X86_64, container, elf, entry, libnccl, version_string
 
 
