@@ -47,6 +47,10 @@ OPTIONS = {
 }
 
 
+# What torch looks up in NVML by name (c10/cuda/driver_api.cpp): a missing one is an internal error there.
+NVML_OF_TORCH = {"nvmlDeviceGetNvLinkRemoteDeviceType", "nvmlDeviceGetNvLinkRemotePciInfo_v2"}
+
+
 class CannotBuild(RuntimeError):
     """The double cannot be built here; the message says why and what would help."""
 
@@ -172,9 +176,10 @@ def _is_nvidia(soname: str) -> bool:
 
 
 def _nvml_names(site: Path) -> set[str]:
-    """Every function that the installed nvidia-ml-py may ask for: those not written here answer NOT_SUPPORTED."""
+    """What torch and the installed nvidia-ml-py may ask for: functions not written here answer NOT_SUPPORTED."""
     source = site / "pynvml.py"
-    return set(re.findall(r'"(nvml[A-Z]\w+)"', source.read_text())) if source.exists() else set()
+    python_names = re.findall(r'"(nvml[A-Z]\w+)"', source.read_text()) if source.exists() else []
+    return NVML_OF_TORCH | set(python_names)
 
 
 def _library(folder: Path, soname: str, sources: tuple[str, ...], names: set[str], call: str, after: str = "") -> None:

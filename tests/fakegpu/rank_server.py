@@ -10,6 +10,7 @@ import ctypes
 import importlib
 import json
 import os
+import resource
 import signal
 import sys
 import tempfile
@@ -24,6 +25,7 @@ PR_SET_PDEATHSIG = 1
 def be_a_rank(request: dict[str, Any], rank: int, folder: Path) -> None:
     """In the forked child: becomes the rank, and ends with exit code 0 (returned) or 1 (raised)."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # writing one of a process that maps torch takes seconds
     output = os.open(folder / f"{rank}.out", os.O_CREAT | os.O_WRONLY)
     os.dup2(output, 1)
     os.dup2(output, 2)

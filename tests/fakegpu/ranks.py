@@ -89,6 +89,7 @@ class Ranks:
         ready, _, _ = select.select([self._answers], [], [], give_up_s - time.monotonic())
         line = self._answers.readline() if ready else ""
         if not line:
+            self._process.kill()  # a late answer must not be taken for that of the next request
             raise RuntimeError(f"the rank server gave no answer (exit code {self._process.poll()})")
         self._left_s = 10.0  # torch is imported: from now on only forking and waiting
         return [Ended(**ended) for ended in json.loads(line)]

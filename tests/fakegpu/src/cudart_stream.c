@@ -91,7 +91,9 @@ static void run(struct task *t) { /* lock held, given up while the task's functi
 static void *stream_thread(void *argument) {
   struct CUstream_st *s = argument;
   sigset_t all;
-  sigfillset(&all); /* signals belong to the program's own threads */
+  sigfillset(&all); /* signals belong to the program's own threads, but for those of this thread's own faults */
+  sigdelset(&all, SIGSEGV);
+  sigdelset(&all, SIGABRT);
   pthread_sigmask(SIG_BLOCK, &all, NULL);
   pthread_setname_np(pthread_self(), "fakegpu-stream");
   runtime_set_current(s->ordinal);

@@ -75,8 +75,8 @@ static ncclResult_t no_duplicates(ncclComm_t c) {
 static ncclResult_t form(ncclComm_t c) {
   int result;
   ncclResult_t failure;
-  nccl_log_start(c);
   if (nccl_log_network(c)) return ncclInternalError;
+  nccl_log_start(c);
   if ((result = nccl_strike(c, "init", -1, -1, NULL)) >= 0) return (ncclResult_t)result;
   if ((failure = take_memory(c))) return failure;
   if ((failure = meet(c))) return failure;

@@ -140,10 +140,15 @@ static int choose_interface(char *text, size_t bytes) { /* "eth0:10.0.0.1<0>"; l
   return found ? 0 : -1;
 }
 
-void nccl_log_start(const ncclComm_t c) {
-  nccl_info(c, "INIT", "ncclCommInitRankConfig comm %p rank %d nranks %d cudaDev %d nvmlDev %d busId %x000 commId 0x%s - Init START",
-            (void *)c, c->rank, c->size, c->device, c->gpu, c->gpu + 1, c->name + 5);
+static void init_line(const ncclComm_t c, const char *end) {
+  unsigned long long id = 14695981039346656037ull; /* FNV-1a: the same on all ranks, and looks like NCCL's */
+  for (const char *letter = c->name; *letter; letter++) id = (id ^ (unsigned char)*letter) * 1099511628211ull;
+  nccl_info(c, "INIT", "ncclCommInitRankConfig comm %p rank %d nranks %d cudaDev %d nvmlDev %d busId %x000 commId 0x%llx - Init %s",
+            (void *)c, c->rank, c->size, c->device, c->gpu, c->gpu + 1, id, end);
 }
+
+void nccl_log_start(const ncclComm_t c) { init_line(c, "START"); }
+void nccl_log_complete(const ncclComm_t c) { init_line(c, "COMPLETE"); }
 
 int nccl_log_network(const ncclComm_t c) {
   static const char *const REPORTED[] = {"NCCL_SOCKET_IFNAME", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE",
@@ -180,9 +185,4 @@ void nccl_log_connected(const ncclComm_t c) {
             c->size / (nodes ? nodes : 1), c->gpu);
   if (c->size > 1) nccl_info(c, "INIT", "Channel 00/0 : %d[%d] -> %d[%d] %s", c->rank, c->gpu, next, s->member[next].gpu, path);
   nccl_info(c, "INIT", "Connected all rings, use ring PXN 0 GDR 1");
-}
-
-void nccl_log_complete(const ncclComm_t c) {
-  nccl_info(c, "INIT", "ncclCommInitRankConfig comm %p rank %d nranks %d cudaDev %d nvmlDev %d busId %x000 commId 0x%s - Init COMPLETE",
-            (void *)c, c->rank, c->size, c->device, c->gpu, c->gpu + 1, c->name + 5);
 }

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 const char *const OPERATION_POINT[] = {"allreduce", "broadcast", "reduce", "allgather", "reducescatter",
                                        "alltoall", "gather", "scatter", "send", "recv"};
@@ -50,6 +51,7 @@ static void run_batch(void *argument) {
     for (int k = 0; k < n && runs; k++) runs = !struck_while_running(r + k, &wrong);
     if (runs) result = pairwise(r) ? run_pairwise(r, n) : run_collective(r);
     if (!result && wrong) spoil(r);
+    while (r->comm->state == ncclRemoteError && !r->comm->aborted && !runtime_poisoned()) usleep(500); /* as a kernel that waits */
     for (int k = 0; k < n; k++) finish(b->request[i + k].comm);
     i += n;
   }

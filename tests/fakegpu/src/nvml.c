@@ -128,6 +128,15 @@ int nvmlDeviceGetMemoryInfo_v2(handle h, struct memory_v2 *out) {
   return OK;
 }
 
+struct process_v1 { unsigned pid; unsigned long long bytes; }; /* torch asks for this one, to explain an out-of-memory error */
+int nvmlDeviceGetComputeRunningProcesses(handle h, unsigned *count, struct process_v1 *out) {
+  struct holder holders[512];
+  unsigned n = (unsigned)node_holders(device_of(h).gpu, holders, 512), room = *count;
+  *count = n;
+  if (n > room) return INSUFFICIENT_SIZE;
+  for (unsigned i = 0; i < n; i++) out[i] = (struct process_v1){(unsigned)holders[i].pid, holders[i].bytes};
+  return OK;
+}
 struct process_v2 { unsigned pid; unsigned long long bytes; unsigned instance, compute_instance; };
 int nvmlDeviceGetComputeRunningProcesses_v3(handle h, unsigned *count, struct process_v2 *out) {
   struct holder holders[512];
