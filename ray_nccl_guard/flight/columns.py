@@ -21,7 +21,7 @@ from ray_nccl_guard.flight.template import WANTED, Raw, index_of, integer_of, va
 from ray_nccl_guard.flight.unpickle import UnreadableDump
 
 # `send 0->3`, `recv 3<-0`, `recv 3<-?` (any source), ranks of the group (torch's flight_recorder/components/types.py)
-_TRANSFER = re.compile(r"(send|recv) (\d{1,7})(?:->|<-)(\d{1,7}|\?)$")
+_TRANSFER = re.compile(r"(send|recv) ([0-9]{1,7})(?:->|<-)([0-9]{1,7}|\?)$")
 _STATES = {"scheduled": State.SCHEDULED, "started": State.STARTED, "completed": State.COMPLETED}
 _COALESCED = "coalesced"
 _MAX_FRAMES, _MAX_TENSORS, _MAX_DIMS = 512, 4096, 32  # as in `template`; torch allows 25 dimensions

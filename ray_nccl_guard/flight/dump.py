@@ -47,10 +47,14 @@ Stack = tuple[Frame, ...]
 
 @dataclass(slots=True)
 class Vocabulary:
-    """The distinct calls and stacks of all dumps read together, by number: millions of records share a few hundred."""
+    """The distinct calls and stacks of all dumps read together, by number: millions of records share a few hundred.
+
+    `members` keeps the ranks of groups by the text that tells them: every dump repeats those of the whole world.
+    """
 
     calls: list[Calls] = field(default_factory=list)
     stacks: list[Stack] = field(default_factory=lambda: [()])
+    members: dict[str, tuple[int, ...]] = field(default_factory=dict)
     _call_ids: dict[Calls, int] = field(default_factory=dict)
     _stack_ids: dict[Stack, int] = field(default_factory=lambda: {(): 0})
 

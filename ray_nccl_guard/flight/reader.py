@@ -19,9 +19,12 @@ __all__ = ["Limits", "UnreadableDump", "read_dump"]
 
 # torch writes major versions 2 only since 2.3: `ranks` of a group as text, `process_group` as a pair.
 _KNOWN_MAJOR = 2
-_RANK_IN_NAME = re.compile(r"rank[_.-]?(\d{1,7})(?!\d)", re.IGNORECASE)
-_NUMBER_AT_END = re.compile(r"(\d{1,7})$")
+_RANK_IN_NAME = re.compile(r"rank[_.-]?([0-9]{1,7})(?![0-9])", re.IGNORECASE)
+_NUMBER_AT_END = re.compile(r"(?<![0-9])([0-9]{1,7})$")
 _MAX_JSON_DIGITS = 25  # of one number: a 64-bit one has twenty
+# More than any job has had (some 100,000 GPUs). A table has a line for every rank up to the largest that is named.
+_MAX_RANKS = 1 << 17
+_MAX_MEMBERS = 1 << 20  # of all groups of one dump; a rank is in a dozen groups, few of them large
 
 
 def read_dump(
@@ -61,10 +64,10 @@ def rank_of_name(name: str) -> int | None:
     base = os.path.basename(name)
     marked = _RANK_IN_NAME.search(base)
     if marked:
-        return int(marked[1])
+        return _rank(marked[1])
     stem = re.sub(r"\.(json|pickle|pkl|bin|trace|dump|fr)$", "", base, flags=re.IGNORECASE)
     last = _NUMBER_AT_END.search(stem)
-    return int(last[1]) if last else None
+    return _rank(last[1]) if last else None
 
 
 def _read_file(path: Path, limits: Limits) -> bytes:
@@ -107,7 +110,7 @@ def _build(value: dict[str, Any], memo: Mapping[int, Any], vocabulary: Vocabular
     version = version if isinstance(version, str) else ""
     if version and version.partition(".")[0] != str(_KNOWN_MAJOR):
         raise UnreadableDump(f"its schema version {version[:20]!r} is not known; {_KNOWN_MAJOR}.x is")
-    memberships = _memberships(value.get("pg_config"))
+    memberships, largest = _memberships(value.get("pg_config"), vocabulary)
     library = value.get("comm_lib_version") or value.get("nccl_version") or ""
     dump = Dump(
         source=name,
@@ -117,7 +120,7 @@ def _build(value: dict[str, Any], memo: Mapping[int, Any], vocabulary: Vocabular
         memberships=memberships,
         progress=_progress(value.get("pg_status")),
         dropped=_first_record(entries),
-        largest_rank=_largest_rank(value.get("pg_config")),
+        largest_rank=largest,
     )
     columns = Columns(dump, vocabulary, memo)
     try:
@@ -136,8 +139,8 @@ def _build(value: dict[str, Any], memo: Mapping[int, Any], vocabulary: Vocabular
 def _place(dump: Dump, value: Mapping[str, Any], name: str) -> None:
     """Find the rank: the content knows better than the name, where it tells."""
     told, named, inside = value.get("rank"), rank_of_name(name), _rank_inside(dump)
-    if isinstance(told, int) and 0 <= told < 10_000_000:
-        dump.rank = told
+    if isinstance(told, int) and _rank(told) is not None:
+        dump.rank = _rank(told)
         return
     dump.rank = named if inside is None else inside
     if inside is not None and named is not None and inside != named:
@@ -157,28 +160,48 @@ def _rank_inside(dump: Dump) -> int | None:
     return None
 
 
-def _memberships(config: Any) -> dict[GroupKey, tuple[int, ...]]:
-    """Groups of `pg_config`. gloo's has one entry without a name, overwritten by every new group: not used."""
+def _memberships(config: Any, vocabulary: Vocabulary) -> tuple[dict[GroupKey, tuple[int, ...]], int]:
+    """Groups of `pg_config`, and the largest rank in it.
+
+    gloo's has one entry without a name, overwritten by every new group: that says nothing of groups, but its ranks exist.
+    """
     found: dict[GroupKey, tuple[int, ...]] = {}
+    members, largest = 0, -1
     for name, group in config.items() if isinstance(config, dict) else ():
-        if not isinstance(group, dict) or not name:
+        if not isinstance(group, dict):
             continue
-        desc = group.get("desc")
-        ranks = _ranks(group.get("ranks"))
-        if ranks:
+        text = group.get("ranks")
+        ranks = vocabulary.members.get(text) if isinstance(text, str) else None
+        if ranks is None:
+            ranks = _ranks(text)
+            if isinstance(text, str):
+                vocabulary.members[text] = ranks
+        members += len(ranks)
+        if members > _MAX_MEMBERS:
+            raise UnreadableDump(f"its groups have more than {_MAX_MEMBERS:,} members together")
+        if not ranks:
+            continue
+        largest = max(largest, max(ranks))
+        if name:
+            desc = group.get("desc")
             found[GroupKey(name, desc if isinstance(desc, str) else "")] = ranks
-    return found
-
-
-def _largest_rank(config: Any) -> int:
-    """The nameless entry of gloo counts here: whichever group it describes, its ranks exist."""
-    groups = config.values() if isinstance(config, dict) else ()
-    return max((max(_ranks(group.get("ranks")), default=-1) for group in groups if isinstance(group, dict)), default=-1)
+    return found, largest
 
 
 def _ranks(text: Any) -> tuple[int, ...]:
-    numbers = text if isinstance(text, list) else re.findall(r"\d{1,7}", text) if isinstance(text, str) else []
-    return tuple(int(number) for number in numbers if isinstance(number, (str, int)))
+    """Ranks as torch writes them, `[0, 1]` as text, or a list of numbers."""
+    numbers = text if isinstance(text, list) else re.findall(r"[0-9]{1,7}", text) if isinstance(text, str) else []
+    ranks = (_rank(number) for number in numbers[:_MAX_RANKS] if isinstance(number, (str, int)))
+    return tuple(rank for rank in ranks if rank is not None)
+
+
+def _rank(number: str | int) -> int | None:
+    """A rank that can be, None of any other number or text."""
+    if isinstance(number, str):
+        if not re.fullmatch(r"[0-9]{1,7}", number):
+            return None
+        number = int(number)
+    return number if 0 <= number < _MAX_RANKS else None
 
 
 def _progress(status: Any) -> dict[str, Progress]:
@@ -192,7 +215,7 @@ def _progress(status: Any) -> dict[str, Progress]:
 
 def _counter(value: Any) -> int:
     """-1 unless it is a number, or the text of one: JSON dumps write counters as text (torch 2.13 and 2.15)."""
-    if isinstance(value, str) and re.fullmatch(r"-?\d{1,18}", value):
+    if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,18}", value):
         return int(value)
     return value if isinstance(value, int) else -1
 

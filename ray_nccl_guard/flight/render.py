@@ -86,12 +86,11 @@ def _table(group: GroupTable) -> Iterator[str]:
     members = f"{len(group.rows)} ranks" if group.members_known else f"{len(group.rows)} ranks seen, membership not recorded"
     yield f"  group {clean(group.name)}{desc}, {members}"
     yield f"    {'ranks':<24} {'completed':>10} {'requested':>10}   call"
-    places: dict[tuple[object, ...], list[int]] = {}
+    places: dict[tuple[bool, int | None, int | None, int | None, str, bool], list[int]] = {}
     for row in group.rows:
         place = (row.has_dump, row.last_completed, row.last_requested, row.next_seq, _call(row), row.odd)
         places.setdefault(place, []).append(row.rank)
-    for place, sharing in list(places.items())[:_MAX_ROWS]:
-        has_dump, completed, requested, _, call, odd = place
+    for (has_dump, completed, requested, _, call, odd), sharing in list(places.items())[:_MAX_ROWS]:
         mark = "   <--" if odd else ""
         if not has_dump:
             yield f"    {_fit(ranks(sharing)):<24} {'?':>10} {'?':>10}   no dump"
