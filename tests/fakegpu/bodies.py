@@ -84,7 +84,10 @@ def every_collective(rank: int, world: int, dtype: str, size: int, backend: str 
     dist.all_to_all_single(swapped, torch.cat([mine[rank]] * world).to(device))
     check("all_to_all", swapped, exact.reshape(-1))
     received = torch.empty(size, dtype=x.dtype).to(device)
-    pair = [dist.P2POp(dist.isend, mine[rank].to(device), (rank + 1) % world), dist.P2POp(dist.irecv, received, (rank - 1) % world)]
+    pair = [
+        dist.P2POp(dist.isend, mine[rank].to(device), (rank + 1) % world),
+        dist.P2POp(dist.irecv, received, (rank - 1) % world),
+    ]
     for work in dist.batch_isend_irecv(pair):
         work.wait()
     check("send and receive around the ring", received, exact[(rank - 1) % world])
@@ -127,6 +130,13 @@ def devices(rank: int, world: int) -> dict[str, Any]:
         "names": [p.name for p in properties],
         "bytes": [p.total_memory for p in properties],
     }
+
+
+def mapped_nvidia_files(rank: int, world: int) -> list[str]:
+    """Files of real NVIDIA wheels that this process maps."""
+    init_only(rank, world)
+    with open("/proc/self/maps") as maps:
+        return sorted({line.split()[-1] for line in maps if "/nvidia/" in line})
 
 
 def allocate(rank: int, world: int, mib: int, device: int = 0) -> list[int]:
@@ -187,7 +197,9 @@ def train(rank: int, world: int, steps: int = 3) -> dict[str, Any]:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5))
     alone = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5))
     alone.load_state_dict(net.state_dict())
-    model = nn.parallel.DistributedDataParallel(nn.SyncBatchNorm.convert_sync_batchnorm(net).to(device), device_ids=[device.index])
+    model = nn.parallel.DistributedDataParallel(
+        nn.SyncBatchNorm.convert_sync_batchnorm(net).to(device), device_ids=[device.index]
+    )
     x, y = torch.randn(4 * world, 3, 8, 8), torch.randint(0, 5, (4 * world,))
     part = slice(4 * rank, 4 * rank + 4)
     losses: dict[str, list[float]] = {"ddp": [], "alone": []}

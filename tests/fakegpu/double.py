@@ -21,8 +21,9 @@ SOURCES = HERE / "src"
 SITE = HERE / "site"
 COMPILE = ("gcc", "-O1", "-g", "-fPIC", "-pthread", "-Wall", "-Wextra")
 
-RUNTIME = ("fault", "node", "ledger", "cudart_core", "cudart_device", "cudart_memory", "cudart_stream", "cudart_kernel")
-NCCL = ("nccl_log", "nccl_fault", "nccl_segment", "nccl_data", "nccl_queue", "nccl_comm")
+NODE = ("fault_language", "fault", "node", "ledger")
+RUNTIME = (*NODE, "cudart_core", "cudart_device", "cudart_memory", "cudart_stream", "cudart_event", "cudart_kernel")
+NCCL = ("nccl_log", "nccl_fault", "nccl_segment", "nccl_data", "nccl_queue", "nccl_comm", "nccl_split")
 OWN = ("libcudart.so.13", "libcuda.so.1", "libnvidia-ml.so.1", "libnccl.so.2")
 
 # Which stand-in gets a symbol that carries no version node; the others are told by theirs ("cublasCreate_v2@libcublas.so.13").
@@ -105,12 +106,13 @@ def build(site_packages: Path | None = None) -> Double:
         if shutil.which(tool) is None:
             raise CannotBuild(f"{tool} is not installed; install gcc and binutils")
     with _locked_cache() as cache:
-        folder = cache / _key(torch_libraries)
+        folder = cache / _key(torch_libraries, _absent(torch_libraries, site))
         if not (folder / "complete").exists():
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
             _compile_all(folder, torch_libraries, site)
             (folder / "complete").touch()
+            _prune(cache)
     return Double(folder=folder, stand_ins=folder / "stand_ins" if (folder / "stand_ins").exists() else None)
 
 
@@ -118,13 +120,21 @@ def _join(separator: str, *parts: str) -> str:
     return separator.join(part for part in parts if part)
 
 
-def _key(torch_libraries: list[Path]) -> str:
+def _key(torch_libraries: list[Path], absent: set[str]) -> str:
     digest = hashlib.sha256()
     for source in sorted(SOURCES.iterdir()) + [Path(__file__)]:
         digest.update(source.name.encode() + source.read_bytes())
     for library in torch_libraries:  # by name and size: their content is hundreds of MB
-        digest.update(f"{library}:{library.stat().st_size}:{library.stat().st_mtime_ns}".encode())
+        digest.update(f"{library.resolve()}:{library.stat().st_size}:{library.stat().st_mtime_ns}".encode())
+    digest.update(" ".join(sorted(absent)).encode())
     return digest.hexdigest()[:16]
+
+
+def _prune(cache: Path) -> None:
+    """Removes all builds but the newest 16: more than one machine has installations of torch in use at once."""
+    builds = sorted((path.parent for path in cache.glob("*/complete")), key=lambda path: path.stat().st_mtime)
+    for folder in builds[:-16]:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -158,21 +168,31 @@ def _compile_all(folder: Path, torch_libraries: list[Path], site: Path) -> None:
     undefined = _symbols(torch_libraries, "--undefined-only")
     real = [path for name in OWN for path in site.glob(f"nvidia/**/{name}")]
     wanted = {name.partition("@")[0] for name in undefined | _symbols(real, "--defined-only")}
-    _library(folder, "libcudart.so.13", RUNTIME, {n for n in wanted if re.match(r"(__)?cuda[A-Z]", n)}, "return runtime_unsupported")
-    drivers = {n for n in wanted if re.match(r"cu[A-Z]", n) and not n.startswith("cuFile")} | {"cuGetProcAddress_v2", "cuGetExportTable"}
+    _library(
+        folder,
+        "libcudart.so.13",
+        RUNTIME,
+        {n for n in wanted if re.match(r"(__)?cuda[A-Z]", n)},
+        "return runtime_unsupported",
+    )
+    drivers = {n for n in wanted if re.match(r"cu[A-Z]", n) and not n.startswith("cuFile")} | {
+        "cuGetProcAddress_v2",
+        "cuGetExportTable",
+    }
     _library(folder, "libcuda.so.1", ("libcuda",), drivers, "return runtime_unsupported")
-    _library(folder, "libnvidia-ml.so.1", ("nvml", "fault", "node", "ledger"), _nvml_names(site), "return 3; (void)")
+    _library(folder, "libnvidia-ml.so.1", ("nvml", *NODE), _nvml_names(site), "return 3; (void)")
     _library(folder, "libnccl.so.2", NCCL, {n for n in wanted if n.startswith("nccl")}, "runtime_unsupported", "return 5")
-    missing = {name for name in _needed(torch_libraries) if _is_nvidia(name) and not list(site.glob(f"nvidia/**/{name}"))}
-    missing -= set(OWN)
-    if missing:
+    if absent := _absent(torch_libraries, site):
         (folder / "stand_ins").mkdir()
-        for soname in sorted(missing):
+        for soname in sorted(absent):
             _stand_in(folder / "stand_ins", soname, undefined)
 
 
-def _is_nvidia(soname: str) -> bool:
-    return soname.startswith(("libcu", "libnv", "libnccl")) and ".so." in soname
+def _absent(torch_libraries: list[Path], site: Path) -> set[str]:
+    """The NVIDIA libraries, other than ours, that torch is linked to and that are not installed."""
+    installed = {path.name for path in site.glob("nvidia/**/*.so*")}
+    nvidia = {name for name in _needed(torch_libraries) if re.match(r"lib(cu|nv|nccl).*\.so\.", name)}
+    return nvidia - installed - set(OWN)
 
 
 def _nvml_names(site: Path) -> set[str]:
@@ -188,7 +208,9 @@ def _library(folder: Path, soname: str, sources: tuple[str, ...], names: set[str
     for name in sources:
         objects.append(folder / f"{soname}.{name}.o")
         _run(*COMPILE, "-c", str(SOURCES / f"{name}.c"), "-o", str(objects[-1]))
-    written = {line.split()[-1] for line in _run("nm", "--defined-only", *map(str, objects)).splitlines() if len(line.split()) == 3}
+    written = {
+        line.split()[-1] for line in _run("nm", "--defined-only", *map(str, objects)).splitlines() if len(line.split()) == 3
+    }
     stubs = folder / f"{soname}.stubs.c"
     body = (f'int {name}(void) {{ {call}("{name}"); {after}; }}\n' for name in sorted(names - written))
     stubs.write_text("int runtime_unsupported(const char *);\n" + "".join(body))
@@ -203,7 +225,11 @@ def _library(folder: Path, soname: str, sources: tuple[str, ...], names: set[str
 def _stand_in(folder: Path, soname: str, undefined: set[str]) -> None:
     """A library of that name whose functions all return 1, which is an error in each of these interfaces."""
     stem = soname.split(".so")[0]
-    own = {name for name in undefined if name.partition("@")[2] in (soname, stem) or name.partition("@")[2].startswith(f"{stem}.so")}
+    own = {
+        name
+        for name in undefined
+        if name.partition("@")[2] in (soname, stem) or name.partition("@")[2].startswith(f"{stem}.so")
+    }
     prefix = UNVERSIONED.get(stem)
     own |= {name for name in undefined if prefix and name.startswith(prefix)}
     nodes = {name.partition("@")[2] for name in own} - {""}

@@ -74,14 +74,22 @@ class Ranks:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def run(self, body: str, world: int, deadline_s: float = 30.0, env: Mapping[str, str] | None = None, **arguments: Any) -> list[Ended]:
+    def run(
+        self, body: str, world: int, deadline_s: float = 30.0, env: Mapping[str, str] | None = None, **arguments: Any
+    ) -> list[Ended]:
         """Runs "module:function" on ranks 0 .. world-1 and returns how they ended, by rank.
 
         `env` is added to each rank's environment; "{rank}" in a value stands for the rank. Arguments and the returned value
         must be JSON. A rank still running after `deadline_s` is killed and called hung. Raises RuntimeError when the server died.
         """
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "500"}
-        request = {"body": body, "world": world, "env": {**address, **(env or {})}, "arguments": arguments, "deadline_s": deadline_s}
+        request = {
+            "body": body,
+            "world": world,
+            "env": {**address, **(env or {})},
+            "arguments": arguments,
+            "deadline_s": deadline_s,
+        }
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
@@ -91,7 +99,7 @@ class Ranks:
         if not line:
             self._process.kill()  # a late answer must not be taken for that of the next request
             raise RuntimeError(f"the rank server gave no answer (exit code {self._process.poll()})")
-        self._left_s = 10.0  # torch is imported: from now on only forking and waiting
+        self._left_s = 60.0  # torch is imported: from now on only forking and waiting, if slowly on a loaded machine
         return [Ended(**ended) for ended in json.loads(line)]
 
     def close(self) -> None:

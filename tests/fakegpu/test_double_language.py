@@ -112,7 +112,9 @@ CASES = (
 
 
 @pytest.mark.parametrize(("fault", "env", "struck"), CASES)
-def test_a_condition_decides_whether_the_fault_strikes(double: Double, fault: str, env: dict[str, str], struck: bool) -> None:
+def test_a_condition_decides_whether_the_fault_strikes(
+    double: Double, fault: str, env: dict[str, str], struck: bool
+) -> None:
     assert strikes(double, fault, env) == [999 if struck else 0]
 
 

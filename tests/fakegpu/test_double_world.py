@@ -15,7 +15,9 @@ BODIES = "tests.fakegpu.bodies"
 BACKENDS = ("nccl", "nccl-legacy")
 
 
-def all_reduce(ranks: Ranks, world: int, fault: str = "", deadline_s: float = 30.0, env: dict[str, str] | None = None, **kwargs: object) -> list[Ended]:
+def all_reduce(
+    ranks: Ranks, world: int, fault: str = "", deadline_s: float = 30.0, env: dict[str, str] | None = None, **kwargs: object
+) -> list[Ended]:
     return ranks.run(f"{BODIES}:all_reduce", world, deadline_s, env={"FAKE_FAULT": fault, **(env or {})}, **kwargs)
 
 
@@ -58,7 +60,12 @@ def test_a_fault_from_a_world_size_up_spares_smaller_ones(ranks: Ranks, shared_m
 
 
 def test_a_bad_link_strikes_its_two_ends_and_nobody_else(ranks: Ranks, shared_memory: Path) -> None:
-    assert values(all_reduce(ranks, 4, "allreduce:wrong@pair=1-3")) == [[10.0, 10.0], [11.0, 10.0], [10.0, 10.0], [11.0, 10.0]]
+    assert values(all_reduce(ranks, 4, "allreduce:wrong@pair=1-3")) == [
+        [10.0, 10.0],
+        [11.0, 10.0],
+        [10.0, 10.0],
+        [11.0, 10.0],
+    ]
     moved = {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
     assert values(all_reduce(ranks, 2, "allreduce:wrong@gpupair=4-5", env=moved)) == [[4.0, 3.0]] * 2
     assert values(all_reduce(ranks, 2, "allreduce:wrong@gpupair=4-6", env=moved)) == [[3.0, 3.0]] * 2
@@ -156,7 +163,8 @@ def test_a_warning_has_nccls_format_and_only_the_level_asked_for(ranks: Ranks, t
         warned = [line for line in lines if "NCCL WARN" in line]
         assert len(warned) == 2 and not any("INFO" in line for line in lines)
         assert re.match(
-            r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] \S+:\d+:\d+ \[\d\] misc/shmutils.cc:\d+ NCCL WARN Error: failed to extend", warned[0]
+            r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] \S+:\d+:\d+ \[\d\] misc/shmutils.cc:\d+ NCCL WARN Error: failed to extend",
+            warned[0],
         )
 
 
@@ -168,7 +176,10 @@ def test_an_interface_that_is_not_there_fails_the_bootstrap(ranks: Ranks, shared
 def test_two_ranks_on_one_gpu_are_refused_and_on_two_hosts_gpu_zero_is_two_gpus(ranks: Ranks, shared_memory: Path) -> None:
     same = {"LOCAL_RANK": "0"}
     ended = all_reduce(ranks, 2, env=same)
-    assert any(re.search(r"Duplicate GPU detected : rank \d and rank \d both on CUDA device 1000", rank.error_text) for rank in ended)
+    assert any(
+        re.search(r"Duplicate GPU detected : rank \d and rank \d both on CUDA device 1000", rank.error_text)
+        for rank in ended
+    )
     assert values(all_reduce(ranks, 2, env={**same, "FAKE_CUDA_NODE": "host-{rank}"})) == [[3.0, 3.0]] * 2
 
 

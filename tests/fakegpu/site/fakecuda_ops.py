@@ -107,7 +107,11 @@ def install() -> int:
         return 0
     torch.backends.cudnn.enabled = False
     _library = torch.library.Library("aten", "IMPL")
-    names = [*torch._C._dispatch_get_registrations_for_dispatch_key("CUDA"), "aten::convolution", "aten::convolution_backward"]
+    names = [
+        *torch._C._dispatch_get_registrations_for_dispatch_key("CUDA"),
+        "aten::convolution",
+        "aten::convolution_backward",
+    ]
     replaced = 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # one "overriding a previously registered kernel" per op

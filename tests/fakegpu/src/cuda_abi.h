@@ -7,8 +7,12 @@
 typedef int cudaError_t; /* an int-sized enum in CUDA */
 typedef struct CUstream_st *cudaStream_t;
 typedef struct CUevent_st *cudaEvent_t;
-typedef struct { char bytes[16]; } cudaUUID_t;
-typedef struct { unsigned x, y, z; } dim3;
+typedef struct {
+  char bytes[16];
+} cudaUUID_t;
+typedef struct {
+  unsigned x, y, z;
+} dim3;
 
 enum {
   cudaSuccess = 0,

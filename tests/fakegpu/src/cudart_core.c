@@ -17,8 +17,14 @@ static void look(void) { /* as the driver: CUDA_VISIBLE_DEVICES counts as it is 
   pthread_mutex_unlock(&lock);
 }
 
-int runtime_visible_count(void) { look(); return visible_count; }
-struct visible_device runtime_device(int ordinal) { look(); return visible[ordinal]; }
+int runtime_visible_count(void) {
+  look();
+  return visible_count;
+}
+struct visible_device runtime_device(int ordinal) {
+  look();
+  return visible[ordinal];
+}
 int runtime_current(void) { return current; }
 void runtime_set_current(int ordinal) { current = ordinal; }
 int runtime_poisoned(void) { return sticky; }
@@ -59,17 +65,22 @@ int runtime_unsupported(const char *name) {
   return last_error = sticky ? sticky : cudaErrorNotSupported;
 }
 
-static const struct { int code; const char *name, *text; } ERRORS[] = {
+static const struct {
+  int code;
+  const char *name, *text;
+} ERRORS[] = {
 #include "cuda_errors.inc"
 };
 
 const char *cudaGetErrorString(cudaError_t error) {
-  for (size_t i = 0; i < sizeof ERRORS / sizeof *ERRORS; i++) if (ERRORS[i].code == error) return ERRORS[i].text;
+  for (size_t i = 0; i < sizeof ERRORS / sizeof *ERRORS; i++)
+    if (ERRORS[i].code == error) return ERRORS[i].text;
   return "unrecognized error code";
 }
 
 const char *cudaGetErrorName(cudaError_t error) {
-  for (size_t i = 0; i < sizeof ERRORS / sizeof *ERRORS; i++) if (ERRORS[i].code == error) return ERRORS[i].name;
+  for (size_t i = 0; i < sizeof ERRORS / sizeof *ERRORS; i++)
+    if (ERRORS[i].code == error) return ERRORS[i].name;
   return "unrecognized error code";
 }
 

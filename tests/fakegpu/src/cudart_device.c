@@ -10,29 +10,41 @@ int runtime_attribute(int attribute, int ordinal) {
   int major, minor;
   node_capability(runtime_device(ordinal).gpu, &major, &minor);
   switch (attribute) {
-    case 1: case 2: case 3: return 1024;      /* threads per block; block dimensions x, y */
-    case 4: return 64;                        /* block dimension z */
-    case 5: case 11: return 2147483647;       /* grid dimension x; memory pitch */
-    case 6: case 7: return 65535;             /* grid dimensions y, z */
-    case 8: return 49152;                     /* shared memory per block */
-    case 9: case 12: case 82: return 65536;   /* constant memory; registers per block, per multiprocessor */
-    case 10: return 32;                       /* warp size */
-    case 13: return 1980000;                  /* clock, kHz */
-    case 14: return 512;                      /* texture alignment */
-    case 16: return 132;                      /* multiprocessors */
-    case 19: case 31: case 32: case 41: case 78: case 83: case 95: return 1; /* host map, concurrency, ECC, UVA, priorities, managed, cooperative */
+    case 1:
+    case 2:
+    case 3: return 1024; /* threads per block; block dimensions x, y */
+    case 4: return 64;   /* block dimension z */
+    case 5:
+    case 11: return 2147483647; /* grid dimension x; memory pitch */
+    case 6:
+    case 7: return 65535; /* grid dimensions y, z */
+    case 8: return 49152; /* shared memory per block */
+    case 9:
+    case 12:
+    case 82: return 65536;   /* constant memory; registers per block, per multiprocessor */
+    case 10: return 32;      /* warp size */
+    case 13: return 1980000; /* clock, kHz */
+    case 14: return 512;     /* texture alignment */
+    case 16: return 132;     /* multiprocessors */
+    case 19:
+    case 31:
+    case 32:
+    case 41:
+    case 78:
+    case 83:
+    case 95: return 1; /* host map, concurrency, ECC, UVA, priorities, managed, cooperative */
     case 33: return runtime_device(ordinal).gpu + 1; /* PCI bus */
-    case 36: return 2619000;                  /* memory clock, kHz */
-    case 37: return 5120;                     /* memory bus, bits */
-    case 38: return 50 << 20;                 /* L2 cache */
-    case 39: return 2048;                     /* threads per multiprocessor */
-    case 40: return 3;                        /* copy engines */
+    case 36: return 2619000;                         /* memory clock, kHz */
+    case 37: return 5120;                            /* memory bus, bits */
+    case 38: return 50 << 20;                        /* L2 cache */
+    case 39: return 2048;                            /* threads per multiprocessor */
+    case 40: return 3;                               /* copy engines */
     case 75: return major;
     case 76: return minor;
-    case 81: return 233472;                   /* shared memory per multiprocessor */
-    case 97: return 232448;                   /* shared memory per block, opted in */
-    case 106: return 32;                      /* blocks per multiprocessor */
-    case 111: return 1024;                    /* reserved shared memory per block */
+    case 81: return 233472; /* shared memory per multiprocessor */
+    case 97: return 232448; /* shared memory per block, opted in */
+    case 106: return 32;    /* blocks per multiprocessor */
+    case 111: return 1024;  /* reserved shared memory per block */
     default: return 0;
   }
 }
@@ -48,7 +60,8 @@ int runtime_context(void) {
   if (made[ordinal]) return 0;
   int gpu = runtime_device(ordinal).gpu;
   struct holder other;
-  if (node_exclusive() && node_holders(gpu, &other, 1) && other.pid != getpid()) return runtime_fail(cudaErrorDevicesUnavailable);
+  if (node_exclusive() && node_holders(gpu, &other, 1) && other.pid != getpid())
+    return runtime_fail(cudaErrorDevicesUnavailable);
   node_hold(gpu, 0);
   made[ordinal] = 1;
   return 0;
@@ -73,8 +86,14 @@ cudaError_t cudaSetDevice(int device) {
   return runtime_context(); /* since CUDA 12 this makes the context */
 }
 
-cudaError_t cudaDriverGetVersion(int *version) { *version = node_driver_version(); return 0; }
-cudaError_t cudaRuntimeGetVersion(int *version) { *version = node_runtime_version(); return 0; }
+cudaError_t cudaDriverGetVersion(int *version) {
+  *version = node_driver_version();
+  return 0;
+}
+cudaError_t cudaRuntimeGetVersion(int *version) {
+  *version = node_runtime_version();
+  return 0;
+}
 cudaError_t cudaDeviceReset(void) { return 0; }
 
 cudaError_t cudaDeviceCanAccessPeer(int *can, int from, int to) {
@@ -99,7 +118,10 @@ cudaError_t cudaDeviceGetByPCIBusId(int *device, const char *text) {
   unsigned domain, bus;
   if (sscanf(text, "%x:%x", &domain, &bus) != 2) return runtime_fail(cudaErrorInvalidValue);
   for (int i = 0; i < runtime_visible_count(); i++)
-    if (runtime_device(i).gpu == (int)bus - 1) { *device = i; return 0; }
+    if (runtime_device(i).gpu == (int)bus - 1) {
+      *device = i;
+      return 0;
+    }
   return runtime_fail(cudaErrorInvalidDevice);
 }
 

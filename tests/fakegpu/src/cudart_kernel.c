@@ -6,15 +6,26 @@
 #include <stdlib.h>
 #include <string.h>
 
-void **__cudaRegisterFatBinary(void *image) { (void)image; return calloc(1, 64); }
+void **__cudaRegisterFatBinary(void *image) {
+  (void)image;
+  return calloc(1, 64);
+}
 void __cudaRegisterFatBinaryEnd(void **handle) { (void)handle; }
 void __cudaUnregisterFatBinary(void **handle) { free(handle); }
-char __cudaInitModule(void **handle) { (void)handle; return 1; }
-void __cudaRegisterVar(void) {}      /* the arguments say where the image keeps it: there is no image */
+char __cudaInitModule(void **handle) {
+  (void)handle;
+  return 1;
+}
+void __cudaRegisterVar(void) {} /* the arguments say where the image keeps it: there is no image */
 void __cudaRegisterFunction(void) {}
 
-struct configuration { dim3 grid, block; size_t shared_bytes; void *stream; };
-static __thread struct configuration pushed[16]; /* <<<...>>> within the arguments of another <<<...>>>: 16 deep is plenty */
+struct configuration {
+  dim3 grid, block;
+  size_t shared_bytes;
+  void *stream;
+};
+static __thread struct configuration
+    pushed[16]; /* <<<...>>> within the arguments of another <<<...>>>: 16 deep is plenty */
 static __thread int depth;
 
 unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared_bytes, void *stream) {
@@ -38,7 +49,10 @@ static cudaError_t launch(void) {
   return runtime_context();
 }
 
-cudaError_t __cudaGetKernel(void **kernel, const void *function) { *kernel = (void *)function; return 0; }
+cudaError_t __cudaGetKernel(void **kernel, const void *function) {
+  *kernel = (void *)function;
+  return 0;
+}
 cudaError_t __cudaLaunchKernel(void) { return launch(); }
 cudaError_t cudaLaunchKernel(void) { return launch(); }
 cudaError_t cudaLaunchKernelExC(void) { return launch(); }
@@ -58,13 +72,15 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *out, const void *fu
   return 0;
 }
 
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *function, int block, size_t shared_bytes) {
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *function, int block,
+                                                          size_t shared_bytes) {
   (void)function, (void)block, (void)shared_bytes;
   *blocks = 2;
   return 0;
 }
 
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, const void *f, int block, size_t bytes, unsigned flags) {
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, const void *f, int block, size_t bytes,
+                                                                   unsigned flags) {
   (void)flags;
   return cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, f, block, bytes);
 }
@@ -72,7 +88,8 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, 
 static int not_supported(void) { return cudaErrorNotSupported; }
 
 /* Must never fail: torch treats a missing entry point as a broken installation, and only calls a few. */
-cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned version, unsigned long long flags, int *status) {
+cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned version,
+                                             unsigned long long flags, int *status) {
   static void *libcuda;
   char versioned[128];
   (void)version, (void)flags;

@@ -8,7 +8,11 @@
 
 #define GRANULE ((size_t)2 << 20) /* CUDA maps device memory in pages of 2 MiB */
 
-struct range { char *start; size_t bytes; int ordinal, type; };
+struct range {
+  char *start;
+  size_t bytes;
+  int ordinal, type;
+};
 
 static struct range *ranges;
 static int range_count, range_capacity;
@@ -24,7 +28,8 @@ static void add(void *start, size_t bytes, int type) { /* lock held */
 
 static int find(const void *pointer) { /* lock held */
   const char *p = pointer;
-  for (int i = 0; i < range_count; i++) if (p >= ranges[i].start && p < ranges[i].start + ranges[i].bytes) return i;
+  for (int i = 0; i < range_count; i++)
+    if (p >= ranges[i].start && p < ranges[i].start + ranges[i].bytes) return i;
   return -1;
 }
 
@@ -75,8 +80,14 @@ cudaError_t cudaFree(void *pointer) {
   return 0;
 }
 
-cudaError_t cudaMallocAsync(void **out, size_t bytes, cudaStream_t s) { (void)s; return cudaMalloc(out, bytes); }
-cudaError_t cudaFreeAsync(void *pointer, cudaStream_t s) { (void)s; return cudaFree(pointer); }
+cudaError_t cudaMallocAsync(void **out, size_t bytes, cudaStream_t s) {
+  (void)s;
+  return cudaMalloc(out, bytes);
+}
+cudaError_t cudaFreeAsync(void *pointer, cudaStream_t s) {
+  (void)s;
+  return cudaFree(pointer);
+}
 
 cudaError_t cudaHostRegister(void *pointer, size_t bytes, unsigned flags) {
   (void)flags;
@@ -137,13 +148,20 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
   return 0;
 }
 
-struct copy { char *to; const char *from; size_t width, to_pitch, from_pitch, rows; int value; }; /* from NULL: fill */
+struct copy {
+  char *to;
+  const char *from;
+  size_t width, to_pitch, from_pitch, rows;
+  int value;
+}; /* from NULL: fill */
 
 static void run_copy(void *argument) {
   struct copy *c = argument;
   for (size_t row = 0; row < c->rows; row++) {
-    if (c->from) memmove(c->to + row * c->to_pitch, c->from + row * c->from_pitch, c->width);
-    else memset(c->to + row * c->to_pitch, c->value, c->width);
+    if (c->from)
+      memmove(c->to + row * c->to_pitch, c->from + row * c->from_pitch, c->width);
+    else
+      memset(c->to + row * c->to_pitch, c->value, c->width);
   }
   free(c);
 }
@@ -170,13 +188,14 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, int kind) {
   return queue_copy((struct copy){to, from, bytes, 0, 0, 1, 0}, NULL, 1);
 }
 
-cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t bytes, cudaStream_t s) {
+cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t bytes,
+                                cudaStream_t s) {
   (void)to_device, (void)from_device;
   return queue_copy((struct copy){to, from, bytes, 0, 0, 1, 0}, s, 0);
 }
 
-cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height, int kind,
-                              cudaStream_t s) {
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                              size_t height, int kind, cudaStream_t s) {
   (void)kind;
   return queue_copy((struct copy){to, from, width, to_pitch, from_pitch, height, 0}, s, 0);
 }
@@ -208,9 +227,18 @@ cudaError_t cudaDeviceGetDefaultMemPool(void **pool, int device) {
   return 0;
 }
 
-cudaError_t cudaMemPoolSetAttribute(void *pool, int attribute, void *value) { (void)pool, (void)attribute, (void)value; return 0; }
-cudaError_t cudaMemPoolSetAccess(void *pool, const void *access, size_t n) { (void)pool, (void)access, (void)n; return 0; }
-cudaError_t cudaMemPoolTrimTo(void *pool, size_t bytes) { (void)pool, (void)bytes; return 0; }
+cudaError_t cudaMemPoolSetAttribute(void *pool, int attribute, void *value) {
+  (void)pool, (void)attribute, (void)value;
+  return 0;
+}
+cudaError_t cudaMemPoolSetAccess(void *pool, const void *access, size_t n) {
+  (void)pool, (void)access, (void)n;
+  return 0;
+}
+cudaError_t cudaMemPoolTrimTo(void *pool, size_t bytes) {
+  (void)pool, (void)bytes;
+  return 0;
+}
 cudaError_t cudaMemPoolGetAttribute(void *pool, int attribute, void *value) {
   (void)pool, (void)attribute;
   *(uint64_t *)value = 0;

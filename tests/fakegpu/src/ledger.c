@@ -19,13 +19,16 @@
 
 struct process {
   _Atomic int pid;
-  _Atomic uint64_t started;                  /* clock ticks since boot, from /proc: tells a reused pid from the old one */
-  _Atomic uint64_t context[MAX_DEVICES];     /* 1: this process has used the GPU */
+  _Atomic uint64_t started;              /* clock ticks since boot, from /proc: tells a reused pid from the old one */
+  _Atomic uint64_t context[MAX_DEVICES]; /* 1: this process has used the GPU */
   _Atomic int64_t bytes[MAX_DEVICES];
 };
 struct ledger { /* all zero is an empty ledger */
   struct process process[MAX_PROCESSES];
-  struct { _Atomic uint64_t key; _Atomic long count; } counter[MAX_COUNTERS];
+  struct {
+    _Atomic uint64_t key;
+    _Atomic long count;
+  } counter[MAX_COUNTERS];
 };
 
 static struct ledger *ledger;
@@ -35,8 +38,10 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int open_file(void) {
   char path[512], folder[256];
   const char *state = getenv("FAKE_CUDA_STATE");
-  if (state) snprintf(folder, sizeof folder, "%s", state);
-  else snprintf(folder, sizeof folder, "/tmp/fakegpu-%d", (int)getuid());
+  if (state)
+    snprintf(folder, sizeof folder, "%s", state);
+  else
+    snprintf(folder, sizeof folder, "/tmp/fakegpu-%d", (int)getuid());
   mkdir(folder, 0700);
   snprintf(path, sizeof path, "%s/%s.ledger", folder, node_name());
   int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
@@ -75,7 +80,9 @@ static uint64_t start_of(int pid) {
   char *after = strrchr(text, ')'); /* the name in parentheses may hold anything */
   unsigned long long started = 0;
   char state = 0;
-  if (after) sscanf(after + 2, "%c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu", &state, &started);
+  if (after)
+    sscanf(after + 2, "%c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu", &state,
+           &started);
   return state == 'Z' || state == 'X' ? 0 : started;
 }
 

@@ -11,24 +11,30 @@
 /* What a communicator holds of the GPU. Real NCCL takes hundreds of MiB; any amount that shows in NVML will do. */
 #define COMM_DEVICE_BYTES (32ll << 20)
 
-int nccl_group_open(void);
-void nccl_group_making(ncclComm_t c);
-
-static const char *const RESULT_TEXT[] = { /* as ncclGetErrorString of 2.30 */
-  "no error", "unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
-  "unhandled system error (run with NCCL_DEBUG=INFO for details)",
-  "internal error - please report this issue to the NCCL developers",
-  "invalid argument (run with NCCL_DEBUG=WARN for details)", "invalid usage (run with NCCL_DEBUG=WARN for details)",
-  "remote process exited or there was a network error", "NCCL operation in progress", "timeout",
+static const char *const RESULT_TEXT[] = {
+    /* as ncclGetErrorString of 2.30 */
+    "no error",
+    "unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
+    "unhandled system error (run with NCCL_DEBUG=INFO for details)",
+    "internal error - please report this issue to the NCCL developers",
+    "invalid argument (run with NCCL_DEBUG=WARN for details)",
+    "invalid usage (run with NCCL_DEBUG=WARN for details)",
+    "remote process exited or there was a network error",
+    "NCCL operation in progress",
+    "timeout",
 };
-const char *ncclGetErrorString(ncclResult_t r) { return (unsigned)r <= ncclTimeout ? RESULT_TEXT[r] : "unknown result code"; }
-ncclResult_t ncclGetVersion(int *version) { *version = nccl_version(); return ncclSuccess; }
+const char *ncclGetErrorString(ncclResult_t r) {
+  return (unsigned)r <= ncclTimeout ? RESULT_TEXT[r] : "unknown result code";
+}
+ncclResult_t ncclGetVersion(int *version) {
+  *version = nccl_version();
+  return ncclSuccess;
+}
 
-static ncclResult_t refuse(const char *function) {
+ncclResult_t comm_refuse(const char *function) {
   nccl_warn(NULL, "misc/argcheck.cc:44", "%s : comm argument is NULL or corrupted", function);
   return ncclInvalidArgument;
 }
-#define CHECK_COMM(c) do { if (!(c) || (c)->magic != COMM_MAGIC) return refuse(__func__); } while (0)
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
   static const char LETTERS[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
@@ -57,8 +63,8 @@ static ncclResult_t meet(ncclComm_t c) {
   if (met == 1) return ncclInternalError;
   if (met == 2) return ncclRemoteError;
   if (met == 0) return ncclSuccess;
-  nccl_warn(c, "misc/shmutils.cc:132", "Error while creating shared memory segment %s (size %zu), error: %s (%d)", c->path,
-            c->mapped_bytes, strerror(errno), errno);
+  nccl_warn(c, "misc/shmutils.cc:132", "Error while creating shared memory segment %s (size %zu), error: %s (%d)",
+            c->path, c->mapped_bytes, strerror(errno), errno);
   return ncclSystemError;
 }
 
@@ -66,7 +72,8 @@ static ncclResult_t no_duplicates(ncclComm_t c) {
   const struct member *all = c->segment->member, *me = &all[c->rank];
   for (int i = 0; i < c->size; i++) {
     if (i == c->rank || all[i].gpu != me->gpu || strcmp(all[i].node, me->node)) continue;
-    nccl_warn(c, "init.cc:497", "Duplicate GPU detected : rank %d and rank %d both on CUDA device %x000", c->rank, i, me->gpu + 1);
+    nccl_warn(c, "init.cc:497", "Duplicate GPU detected : rank %d and rank %d both on CUDA device %x000", c->rank, i,
+              me->gpu + 1);
     return ncclInvalidUsage;
   }
   return ncclSuccess;
@@ -88,7 +95,7 @@ static ncclResult_t form(ncclComm_t c) {
   return ncclSuccess;
 }
 
-static ncclResult_t formed(ncclComm_t c) {
+ncclResult_t comm_form(ncclComm_t c) {
   ncclResult_t result = form(c);
   if (result) nccl_info(c, "INIT", "group.cc:73 -> %d [Async thread]", result);
   int asynchronous = c->state != ncclInProgress; /* a fault may have set the state that the next look shall find */
@@ -99,17 +106,17 @@ static ncclResult_t formed(ncclComm_t c) {
 static void *form_thread(void *argument) {
   ncclComm_t c = argument;
   runtime_set_current(c->device);
-  formed(c);
+  comm_form(c);
   return NULL;
 }
 
-static void start_thread(void *(*function)(void *), void *argument) {
+void comm_start_thread(void *(*function)(void *), void *argument) {
   pthread_t thread;
   pthread_create(&thread, NULL, function, argument);
   pthread_detach(thread);
 }
 
-static ncclComm_t make(const char *name, int size, int rank, int blocking) {
+ncclComm_t comm_make(const char *name, int size, int rank, int blocking) {
   ncclComm_t c = calloc(1, sizeof *c);
   c->magic = COMM_MAGIC;
   c->size = size;
@@ -124,16 +131,16 @@ static ncclComm_t make(const char *name, int size, int rank, int blocking) {
   return c;
 }
 
-static ncclResult_t begin(ncclComm_t c, ncclComm_t *out) {
+ncclResult_t comm_begin(ncclComm_t c, ncclComm_t *out) {
   *out = c; /* set also on failure, as in NCCL: torch aborts what it finds there */
-  if (c->blocking && !nccl_group_open()) return formed(c);
-  start_thread(form_thread, c);
+  if (c->blocking && !nccl_group_open()) return comm_form(c);
+  comm_start_thread(form_thread, c);
   if (!nccl_group_open()) return ncclInProgress;
   nccl_group_making(c);
   return ncclSuccess;
 }
 
-static int blocking_of(const ncclConfig_t *config, int otherwise) {
+int comm_blocking(const ncclConfig_t *config, int otherwise) {
   return !config || config->blocking == NCCL_CONFIG_UNDEF_INT ? otherwise : config->blocking;
 }
 
@@ -144,20 +151,18 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *out, int size, ncclUniqueId id, 
   }
   int error = runtime_context();
   if (runtime_poisoned() || error) return nccl_cuda_failure(NULL, "init.cc:1762", error ? error : runtime_poisoned());
-  return begin(make(id.internal, size, rank, blocking_of(config, 1)), out);
+  return comm_begin(comm_make(id.internal, size, rank, comm_blocking(config, 1)), out);
 }
 
 ncclResult_t ncclCommInitRank(ncclComm_t *out, int size, ncclUniqueId id, int rank) {
   return ncclCommInitRankConfig(out, size, id, rank, NULL);
 }
 
-ncclResult_t ncclCommInitRankScalable(ncclComm_t *out, int size, int rank, int ids, ncclUniqueId *id, ncclConfig_t *config) {
+ncclResult_t ncclCommInitRankScalable(ncclComm_t *out, int size, int rank, int ids, ncclUniqueId *id,
+                                      ncclConfig_t *config) {
   (void)ids;
   return ncclCommInitRankConfig(out, size, id[0], rank, config);
 }
-
-ncclResult_t ncclGroupStart(void);
-ncclResult_t ncclGroupEnd(void);
 
 ncclResult_t ncclCommInitAll(ncclComm_t *out, int size, const int *devices) {
   ncclUniqueId id;
@@ -172,90 +177,6 @@ ncclResult_t ncclCommInitAll(ncclComm_t *out, int size, const int *devices) {
   return result ? result : end;
 }
 
-struct split { ncclComm_t parent, child; int color, key, slot; };
-
-static ncclResult_t agree_on_split(struct split *s) { /* all of the parent tell theirs; who belongs together follows */
-  ncclComm_t parent = s->parent, child = s->child;
-  struct split_slot *slot = &parent->segment->split[s->slot % SPLIT_SLOTS];
-  int result = nccl_strike(parent, "split", -1, -1, NULL);
-  if (result >= 0) return (ncclResult_t)result;
-  slot->member[parent->rank].color = s->color;
-  slot->member[parent->rank].key = s->key;
-  atomic_store(&slot->member[parent->rank].set, 1);
-  for (int looks = 0, n = 0; n < parent->size; pause_between_looks(&looks)) {
-    n = 0;
-    for (int i = 0; i < parent->size; i++) n += atomic_load(&slot->member[i].set);
-    if (segment_lost(parent) || (child && child->aborted)) return ncclInternalError;
-  }
-  int size = 0, rank = 0;
-  for (int i = 0; i < parent->size; i++) {
-    if (slot->member[i].color != s->color) continue;
-    size++;
-    rank += slot->member[i].key < s->key || (slot->member[i].key == s->key && i < parent->rank);
-  }
-  if (atomic_fetch_add(&slot->left, 1) == parent->size - 1) { /* the last to read frees the slot for the split after next */
-    for (int i = 0; i < parent->size; i++) atomic_store(&slot->member[i].set, 0);
-    atomic_store(&slot->left, 0);
-  }
-  if (!child) return ncclSuccess;
-  child->size = size;
-  child->rank = rank;
-  snprintf(child->name, sizeof child->name, "%.40s-s%d-%d", parent->name, s->slot, s->color);
-  return formed(child);
-}
-
-static void *split_thread(void *argument) {
-  struct split *s = argument;
-  runtime_set_current(s->parent->device);
-  ncclResult_t result = agree_on_split(s);
-  if (s->child && result) s->child->state = result;
-  free(s);
-  return NULL;
-}
-
-ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t *out, ncclConfig_t *config) {
-  CHECK_COMM(parent);
-  if (parent->state) return (ncclResult_t)parent->state;
-  struct split s = {parent, NULL, color, key, parent->splits++};
-  if (color != NCCL_SPLIT_NOCOLOR) {
-    s.child = make(parent->name, parent->size, parent->rank, blocking_of(config, parent->blocking));
-    s.child->device = parent->device;
-    s.child->gpu = parent->gpu;
-    s.child->world_rank = parent->world_rank;
-  }
-  *out = s.child;
-  if (!s.child || s.child->blocking) {
-    ncclResult_t result = agree_on_split(&s);
-    if (s.child && result) s.child->state = result;
-    return result;
-  }
-  struct split *kept = malloc(sizeof s);
-  *kept = s;
-  start_thread(split_thread, kept);
-  return ncclInProgress;
-}
-
-ncclResult_t ncclCommShrink(ncclComm_t parent, int *excluded, int count, ncclComm_t *out, ncclConfig_t *config, int flags) {
-  CHECK_COMM(parent);
-  int size = 0, rank = 0;
-  unsigned hash = 7; /* all members exclude the same ranks, so all find the same name */
-  char name[64];
-  if (flags & NCCL_SHRINK_ABORT) parent->aborted = 1;
-  for (int i = 0; i < count; i++) hash = hash * 131 + (unsigned)excluded[i];
-  for (int i = 0; i < parent->size; i++) {
-    int out_of_it = 0;
-    for (int j = 0; j < count; j++) out_of_it |= excluded[j] == i;
-    size += !out_of_it;
-    rank += !out_of_it && i < parent->rank;
-  }
-  snprintf(name, sizeof name, "%.40s-k%u", parent->name, hash);
-  ncclComm_t c = make(name, size, rank, blocking_of(config, parent->blocking));
-  c->device = parent->device;
-  c->gpu = parent->gpu;
-  c->world_rank = parent->world_rank;
-  return begin(c, out);
-}
-
 ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *error) {
   CHECK_COMM(c);
   int result = nccl_strike(c, "asyncerror", -1, -1, NULL);
@@ -263,9 +184,21 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *error) {
   return ncclSuccess;
 }
 
-ncclResult_t ncclCommCount(ncclComm_t c, int *out) { CHECK_COMM(c); *out = c->size; return ncclSuccess; }
-ncclResult_t ncclCommUserRank(ncclComm_t c, int *out) { CHECK_COMM(c); *out = c->rank; return ncclSuccess; }
-ncclResult_t ncclCommCuDevice(ncclComm_t c, int *out) { CHECK_COMM(c); *out = c->device; return ncclSuccess; }
+ncclResult_t ncclCommCount(ncclComm_t c, int *out) {
+  CHECK_COMM(c);
+  *out = c->size;
+  return ncclSuccess;
+}
+ncclResult_t ncclCommUserRank(ncclComm_t c, int *out) {
+  CHECK_COMM(c);
+  *out = c->rank;
+  return ncclSuccess;
+}
+ncclResult_t ncclCommCuDevice(ncclComm_t c, int *out) {
+  CHECK_COMM(c);
+  *out = c->device;
+  return ncclSuccess;
+}
 
 static void await_launched(ncclComm_t c) { /* returns also when the context is lost: nothing will run any more */
   pthread_mutex_lock(&c->lock);
@@ -273,7 +206,10 @@ static void await_launched(ncclComm_t c) { /* returns also when the context is l
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
     until.tv_nsec += 20000000; /* 20 ms: how soon a lost context is noticed */
-    if (until.tv_nsec >= 1000000000) { until.tv_sec++; until.tv_nsec -= 1000000000; }
+    if (until.tv_nsec >= 1000000000) {
+      until.tv_sec++;
+      until.tv_nsec -= 1000000000;
+    }
     pthread_cond_timedwait(&c->changed, &c->lock, &until);
   }
   pthread_mutex_unlock(&c->lock);
@@ -300,8 +236,8 @@ ncclResult_t ncclCommDestroy(ncclComm_t c) {
   int result = nccl_strike(c, "destroy", -1, -1, NULL);
   if (result >= 0) return (ncclResult_t)result;
   await_launched(c);
-  nccl_info(c, "INIT", "comm %p rank %d nranks %d cudaDev %d busId %x000 - Destroy COMPLETE", (void *)c, c->rank, c->size, c->device,
-            c->gpu + 1);
+  nccl_info(c, "INIT", "comm %p rank %d nranks %d cudaDev %d busId %x000 - Destroy COMPLETE", (void *)c, c->rank,
+            c->size, c->device, c->gpu + 1);
   release(c);
   return ncclSuccess;
 }
@@ -313,9 +249,10 @@ ncclResult_t ncclCommAbort(ncclComm_t c) {
   if (result >= 0) return (ncclResult_t)result;
   c->aborted = 1;
   await_launched(c);
-  for (int looks = 0; c->state == ncclInProgress && looks < 1000;) pause_between_looks(&looks); /* let its init thread see it */
-  nccl_info(c, "INIT", "comm %p rank %d nranks %d cudaDev %d busId %x000 - Abort COMPLETE", (void *)c, c->rank, c->size, c->device,
-            c->gpu + 1);
+  for (int looks = 0; c->state == ncclInProgress && looks < 1000;)
+    pause_between_looks(&looks); /* let its init thread see it */
+  nccl_info(c, "INIT", "comm %p rank %d nranks %d cudaDev %d busId %x000 - Abort COMPLETE", (void *)c, c->rank, c->size,
+            c->device, c->gpu + 1);
   release(c);
   return ncclSuccess;
 }
@@ -330,10 +267,27 @@ ncclResult_t ncclCommRevoke(ncclComm_t c, int flags) {
 }
 
 /* Asked for by torch, and harmless when nothing is done. */
-ncclResult_t ncclCommRegister(ncclComm_t c, void *b, size_t n, void **handle) { (void)c, (void)b, (void)n; *handle = c; return ncclSuccess; }
-ncclResult_t ncclCommDeregister(ncclComm_t c, void *handle) { (void)c, (void)handle; return ncclSuccess; }
+ncclResult_t ncclCommRegister(ncclComm_t c, void *b, size_t n, void **handle) {
+  (void)c, (void)b, (void)n;
+  *handle = c;
+  return ncclSuccess;
+}
+ncclResult_t ncclCommDeregister(ncclComm_t c, void *handle) {
+  (void)c, (void)handle;
+  return ncclSuccess;
+}
 ncclResult_t ncclMemAlloc(void **p, size_t n) { return cudaMalloc(p, n) ? ncclUnhandledCudaError : ncclSuccess; }
 ncclResult_t ncclMemFree(void *p) { return cudaFree(p) ? ncclUnhandledCudaError : ncclSuccess; }
-ncclResult_t ncclCommSuspend(ncclComm_t c, int flags) { (void)c, (void)flags; return ncclSuccess; }
-ncclResult_t ncclCommResume(ncclComm_t c) { (void)c; return ncclSuccess; }
-ncclResult_t ncclCommMemStats(ncclComm_t c, int which, uint64_t *value) { (void)c, (void)which; *value = 0; return ncclSuccess; }
+ncclResult_t ncclCommSuspend(ncclComm_t c, int flags) {
+  (void)c, (void)flags;
+  return ncclSuccess;
+}
+ncclResult_t ncclCommResume(ncclComm_t c) {
+  (void)c;
+  return ncclSuccess;
+}
+ncclResult_t ncclCommMemStats(ncclComm_t c, int which, uint64_t *value) {
+  (void)c, (void)which;
+  *value = 0;
+  return ncclSuccess;
+}

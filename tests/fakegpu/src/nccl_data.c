@@ -16,13 +16,22 @@ ncclResult_t ncclRedOpCreatePreMulSum(int *out, void *scalar, int type, int resi
   *out = ncclNumOps + i;
   return ncclSuccess;
 }
-ncclResult_t ncclRedOpDestroy(int op, ncclComm_t comm) { (void)op, (void)comm; return ncclSuccess; }
+ncclResult_t ncclRedOpDestroy(int op, ncclComm_t comm) {
+  (void)op, (void)comm;
+  return ncclSuccess;
+}
 
 size_t type_bytes(int type) {
   switch (type) {
-    case ncclInt8: case ncclUint8: case ncclFloat8e4m3: case ncclFloat8e5m2: return 1;
-    case ncclFloat16: case ncclBfloat16: return 2;
-    case ncclInt32: case ncclUint32: case ncclFloat32: return 4;
+    case ncclInt8:
+    case ncclUint8:
+    case ncclFloat8e4m3:
+    case ncclFloat8e5m2: return 1;
+    case ncclFloat16:
+    case ncclBfloat16: return 2;
+    case ncclInt32:
+    case ncclUint32:
+    case ncclFloat32: return 4;
     default: return 8;
   }
 }
@@ -42,21 +51,26 @@ static uint16_t to_bfloat16(float f) { /* round to nearest, ties to even */
 
 #define SAME(x) (x)
 /* out[i] = the reduction over all ranks' staged element i; WIDE is the type that sums are kept in. */
-#define REDUCE_AS(NARROW, WIDE, WIDEN, NARROWED)                                        \
-  for (size_t i = 0; i < count; i++) {                                                  \
-    WIDE total = 0;                                                                     \
-    for (int rank = 0; rank < c->size; rank++) {                                        \
-      WIDE x = WIDEN(((const NARROW *)segment_stage(c, rank))[i]);                      \
-      if (op >= ncclNumOps) x = (WIDE)(x * factor[op - ncclNumOps]);                    \
-      if (rank == 0) total = x;                                                         \
-      else if (op == ncclProd) total *= x;                                              \
-      else if (op == ncclMax) total = x > total ? x : total;                            \
-      else if (op == ncclMin) total = x < total ? x : total;                            \
-      else total += x;                                                                  \
-    }                                                                                   \
-    if (op == ncclAvg) total = (WIDE)(total / (WIDE)c->size);                           \
-    ((NARROW *)out)[i] = (NARROW)NARROWED(total);                                       \
-  }                                                                                     \
+#define REDUCE_AS(NARROW, WIDE, WIDEN, NARROWED)                     \
+  for (size_t i = 0; i < count; i++) {                               \
+    WIDE total = 0;                                                  \
+    for (int rank = 0; rank < c->size; rank++) {                     \
+      WIDE x = WIDEN(((const NARROW *)segment_stage(c, rank))[i]);   \
+      if (op >= ncclNumOps) x = (WIDE)(x * factor[op - ncclNumOps]); \
+      if (rank == 0)                                                 \
+        total = x;                                                   \
+      else if (op == ncclProd)                                       \
+        total *= x;                                                  \
+      else if (op == ncclMax)                                        \
+        total = x > total ? x : total;                               \
+      else if (op == ncclMin)                                        \
+        total = x < total ? x : total;                               \
+      else                                                           \
+        total += x;                                                  \
+    }                                                                \
+    if (op == ncclAvg) total = (WIDE)(total / (WIDE)c->size);        \
+    ((NARROW *)out)[i] = (NARROW)NARROWED(total);                    \
+  }                                                                  \
   break
 
 static void reduce(ncclComm_t c, char *out, size_t count, int type, int op) {
@@ -82,7 +96,8 @@ static int agree(const struct request *r) {
   all[c->rank] = mine;
   if (segment_barrier(c)) return -1;
   for (int i = 0; i < c->size; i++) {
-    if (all[i].operation == mine.operation && all[i].count == mine.count && all[i].type == mine.type && all[i].root == mine.root)
+    if (all[i].operation == mine.operation && all[i].count == mine.count && all[i].type == mine.type &&
+        all[i].root == mine.root)
       continue;
     fprintf(stderr, "fakegpu: rank %d calls %s of %llu, rank %d calls %s of %llu: this hangs\n", c->rank,
             OPERATION_POINT[mine.operation], mine.count, i, OPERATION_POINT[all[i].operation], all[i].count);
@@ -104,7 +119,8 @@ static int chunk(const struct request *r, size_t at, size_t n) {
   size_t element = type_bytes(r->type), offset = at * element, bytes = n * element, block = r->count * element;
   int root = c->rank == r->root;
   switch (r->operation) {
-    case ALL_REDUCE: case REDUCE:
+    case ALL_REDUCE:
+    case REDUCE:
       if (stage(c, r->send + offset, bytes)) return -1;
       if (r->operation == ALL_REDUCE || root) reduce(c, r->receive + offset, n, r->type, r->reduction);
       return segment_barrier(c);
@@ -112,12 +128,15 @@ static int chunk(const struct request *r, size_t at, size_t n) {
       if (stage(c, root ? r->send + offset : NULL, bytes)) return -1;
       memcpy(r->receive + offset, segment_stage(c, r->root), bytes);
       return segment_barrier(c);
-    case ALL_GATHER: case GATHER:
+    case ALL_GATHER:
+    case GATHER:
       if (stage(c, r->send + offset, bytes)) return -1;
       if (r->operation == ALL_GATHER || root)
         for (int i = 0; i < c->size; i++) memcpy(r->receive + (size_t)i * block + offset, segment_stage(c, i), bytes);
       return segment_barrier(c);
-    case REDUCE_SCATTER: case ALL_TO_ALL: case SCATTER:
+    case REDUCE_SCATTER:
+    case ALL_TO_ALL:
+    case SCATTER:
       for (int to = 0; to < c->size; to++) {
         const char *part = r->operation == SCATTER && !root ? NULL : r->send + (size_t)to * block + offset;
         if (stage(c, part, bytes)) return -1;
@@ -149,8 +168,10 @@ static int advance(const struct request *r, size_t *done) {
   if (atomic_load(&channel->full) == (unsigned)sends) return 0;
   unsigned bytes = sends ? PAIR_BYTES : channel->bytes;
   if (bytes > left) bytes = (unsigned)left;
-  if (sends) memcpy(channel->data, r->send + *done, bytes);
-  else memcpy(r->receive + *done, channel->data, bytes);
+  if (sends)
+    memcpy(channel->data, r->send + *done, bytes);
+  else
+    memcpy(r->receive + *done, channel->data, bytes);
   if (sends) channel->bytes = bytes;
   atomic_store(&channel->full, (unsigned)sends);
   *done += bytes;
@@ -178,9 +199,12 @@ int run_pairwise(const struct request *r, int count) {
       finished[i] = 1;
       left--;
     }
-    if (moved) looks = 0;
-    else pause_between_looks(&looks);
-    for (int i = 0; i < all && left; i++) if (segment_lost(r[i].comm)) return -1;
+    if (moved)
+      looks = 0;
+    else
+      pause_between_looks(&looks);
+    for (int i = 0; i < all && left; i++)
+      if (segment_lost(r[i].comm)) return -1;
   }
   return 0;
 }

@@ -30,9 +30,14 @@ static void open_file(const char *pattern) { /* %h host, %p pid */
   char path[1024] = "", host[256];
   host_name(host, sizeof host);
   for (size_t n = 0; *pattern && n < sizeof path - 260; n = strlen(path)) {
-    if (!strncmp(pattern, "%h", 2)) strcat(path, host);
-    else if (!strncmp(pattern, "%p", 2)) sprintf(path + n, "%d", (int)getpid());
-    else { path[n] = *pattern++; continue; }
+    if (!strncmp(pattern, "%h", 2))
+      strcat(path, host);
+    else if (!strncmp(pattern, "%p", 2))
+      sprintf(path + n, "%d", (int)getpid());
+    else {
+      path[n] = *pattern++;
+      continue;
+    }
     pattern += 2;
   }
   FILE *file = fopen(path, "w");
@@ -44,8 +49,11 @@ static void open_file(const char *pattern) { /* %h host, %p pid */
 static void start(void) { /* once per process, as in NCCL: a later change of NCCL_DEBUG changes nothing */
   const char *text = getenv("NCCL_DEBUG"), *file = getenv("NCCL_DEBUG_FILE");
   out = stdout;
-  level = !text ? LEVEL_NONE : !strcasecmp(text, "VERSION") ? LEVEL_VERSION : !strcasecmp(text, "WARN") ? LEVEL_WARN
-        : !strcasecmp(text, "INFO") || !strcasecmp(text, "TRACE") ? LEVEL_INFO : LEVEL_NONE;
+  level = !text                                                     ? LEVEL_NONE
+          : !strcasecmp(text, "VERSION")                            ? LEVEL_VERSION
+          : !strcasecmp(text, "WARN")                               ? LEVEL_WARN
+          : !strcasecmp(text, "INFO") || !strcasecmp(text, "TRACE") ? LEVEL_INFO
+                                                                    : LEVEL_NONE;
   subsystems = getenv("NCCL_DEBUG_SUBSYS");
   if (!subsystems) subsystems = "INIT,BOOTSTRAP,ENV";
   if (file && level > LEVEL_VERSION) open_file(file);
@@ -91,7 +99,10 @@ void nccl_warn(const ncclComm_t comm, const char *where, const char *format, ...
   fflush(out);
 }
 
-const char *ncclGetLastError(ncclComm_t comm) { (void)comm; return last_error; }
+const char *ncclGetLastError(ncclComm_t comm) {
+  (void)comm;
+  return last_error;
+}
 
 int nccl_version(void) {
   const char *text = getenv("FAKE_NCCL_VERSION");
@@ -102,9 +113,14 @@ void nccl_version_banner(int rank) {
   char text[128];
   int v = nccl_version(), cuda = node_runtime_version();
   pthread_once(&once, start);
-  snprintf(text, sizeof text, "NCCL version %d.%d.%d+cuda%d.%d", v / 10000, v % 10000 / 100, v % 100, cuda / 1000, cuda % 1000 / 10);
-  if (level == LEVEL_INFO) nccl_info(NULL, "INIT", "%s", text);
-  else if (level >= LEVEL_VERSION && rank == 0) { fprintf(out, "%s\n", text); fflush(out); }
+  snprintf(text, sizeof text, "NCCL version %d.%d.%d+cuda%d.%d", v / 10000, v % 10000 / 100, v % 100, cuda / 1000,
+           cuda % 1000 / 10);
+  if (level == LEVEL_INFO)
+    nccl_info(NULL, "INIT", "%s", text);
+  else if (level >= LEVEL_VERSION && rank == 0) {
+    fprintf(out, "%s\n", text);
+    fflush(out);
+  }
 }
 
 static int interface_allowed(const char *name, unsigned flags) {
@@ -121,7 +137,8 @@ static int interface_allowed(const char *name, unsigned flags) {
   return match != exclude;
 }
 
-static int choose_interface(char *text, size_t bytes) { /* "eth0:10.0.0.1<0>"; loopback only when nothing else is there */
+static int choose_interface(char *text,
+                            size_t bytes) { /* "eth0:10.0.0.1<0>"; loopback only when nothing else is there */
   struct ifaddrs *all, *i;
   if (getifaddrs(&all)) return -1;
   int found = 0;
@@ -143,16 +160,19 @@ static int choose_interface(char *text, size_t bytes) { /* "eth0:10.0.0.1<0>"; l
 static void init_line(const ncclComm_t c, const char *end) {
   unsigned long long id = 14695981039346656037ull; /* FNV-1a: the same on all ranks, and looks like NCCL's */
   for (const char *letter = c->name; *letter; letter++) id = (id ^ (unsigned char)*letter) * 1099511628211ull;
-  nccl_info(c, "INIT", "ncclCommInitRankConfig comm %p rank %d nranks %d cudaDev %d nvmlDev %d busId %x000 commId 0x%llx - Init %s",
-            (void *)c, c->rank, c->size, c->device, c->gpu, c->gpu + 1, id, end);
+  nccl_info(
+      c, "INIT",
+      "ncclCommInitRankConfig comm %p rank %d nranks %d cudaDev %d nvmlDev %d busId %x000 commId 0x%llx - Init %s",
+      (void *)c, c->rank, c->size, c->device, c->gpu, c->gpu + 1, id, end);
 }
 
 void nccl_log_start(const ncclComm_t c) { init_line(c, "START"); }
 void nccl_log_complete(const ncclComm_t c) { init_line(c, "COMPLETE"); }
 
 int nccl_log_network(const ncclComm_t c) {
-  static const char *const REPORTED[] = {"NCCL_SOCKET_IFNAME", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE",
-                                         "NCCL_NVLS_ENABLE", "NCCL_CUMEM_ENABLE", "NCCL_CUMEM_HOST_ENABLE", "NCCL_NET"};
+  static const char *const REPORTED[] = {"NCCL_SOCKET_IFNAME",     "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE",
+                                         "NCCL_IB_DISABLE",        "NCCL_NVLS_ENABLE", "NCCL_CUMEM_ENABLE",
+                                         "NCCL_CUMEM_HOST_ENABLE", "NCCL_NET"};
   char interface[128];
   for (size_t i = 0; i < sizeof REPORTED / sizeof *REPORTED; i++)
     if (getenv(REPORTED[i])) nccl_info(c, "ENV", "%s set by environment to %s.", REPORTED[i], getenv(REPORTED[i]));
@@ -180,9 +200,11 @@ void nccl_log_connected(const ncclComm_t c) {
   }
   const char *p2p = getenv("NCCL_P2P_DISABLE");
   const char *path = strcmp(s->member[c->rank].node, s->member[next].node) ? "[send] via NET/Socket/0"
-                     : p2p && *p2p == '1' ? "via SHM/direct/direct" : "via P2P/CUMEM";
-  nccl_info(c, "INIT", "comm %p rank %d nRanks %d nNodes %d localRanks %d localRank %d MNNVL 0", (void *)c, c->rank, c->size, nodes,
-            c->size / (nodes ? nodes : 1), c->gpu);
-  if (c->size > 1) nccl_info(c, "INIT", "Channel 00/0 : %d[%d] -> %d[%d] %s", c->rank, c->gpu, next, s->member[next].gpu, path);
+                     : p2p && *p2p == '1'                                  ? "via SHM/direct/direct"
+                                                                           : "via P2P/CUMEM";
+  nccl_info(c, "INIT", "comm %p rank %d nRanks %d nNodes %d localRanks %d localRank %d MNNVL 0", (void *)c, c->rank,
+            c->size, nodes, c->size / (nodes ? nodes : 1), c->gpu);
+  if (c->size > 1)
+    nccl_info(c, "INIT", "Channel 00/0 : %d[%d] -> %d[%d] %s", c->rank, c->gpu, next, s->member[next].gpu, path);
   nccl_info(c, "INIT", "Connected all rings, use ring PXN 0 GDR 1");
 }

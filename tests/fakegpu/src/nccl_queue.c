@@ -6,10 +6,14 @@
 #include <string.h>
 #include <unistd.h>
 
-const char *const OPERATION_POINT[] = {"allreduce", "broadcast", "reduce", "allgather", "reducescatter",
-                                       "alltoall", "gather", "scatter", "send", "recv"};
+const char *const OPERATION_POINT[] = {"allreduce", "broadcast", "reduce",  "allgather", "reducescatter",
+                                       "alltoall",  "gather",    "scatter", "send",      "recv"};
 
-struct batch { int count; struct request *request; unsigned long long *ticket; };
+struct batch {
+  int count;
+  struct request *request;
+  unsigned long long *ticket;
+};
 
 static long long payload(const struct request *r) { return (long long)(r->count * type_bytes(r->type)); }
 static int pairwise(const struct request *r) { return r->operation >= SEND; }
@@ -21,7 +25,8 @@ static void finish(ncclComm_t c) {
   pthread_mutex_unlock(&c->lock);
 }
 
-static void await_turn(ncclComm_t c, unsigned long long ticket) { /* streams may overtake one another, a communicator's calls not */
+static void await_turn(ncclComm_t c,
+                       unsigned long long ticket) { /* streams may overtake one another, a communicator's calls not */
   pthread_mutex_lock(&c->lock);
   while (c->finished < ticket) pthread_cond_wait(&c->changed, &c->lock);
   pthread_mutex_unlock(&c->lock);
@@ -35,9 +40,12 @@ static int struck_while_running(const struct request *r, int *wrong) { /* 1: it 
 
 static void spoil(const struct request *r) { /* one element, by an amount that any check of values must see */
   if (!r->receive || !r->count) return;
-  if (r->type == ncclFloat32) ((float *)r->receive)[0] += 1;
-  else if (r->type == ncclFloat64) ((double *)r->receive)[0] += 1;
-  else r->receive[0] ^= 1;
+  if (r->type == ncclFloat32)
+    ((float *)r->receive)[0] += 1;
+  else if (r->type == ncclFloat64)
+    ((double *)r->receive)[0] += 1;
+  else
+    r->receive[0] ^= 1;
 }
 
 static void run_batch(void *argument) {
@@ -45,13 +53,15 @@ static void run_batch(void *argument) {
   for (int i = 0; i < b->count;) {
     struct request *r = &b->request[i];
     int wrong = 0, n = 1, result = -1;
-    if (pairwise(r)) while (i + n < b->count && pairwise(&b->request[i + n])) n++;
+    if (pairwise(r))
+      while (i + n < b->count && pairwise(&b->request[i + n])) n++;
     await_turn(r->comm, b->ticket[i]);
     int runs = !r->comm->aborted && !runtime_poisoned() && r->comm->segment;
     for (int k = 0; k < n && runs; k++) runs = !struck_while_running(r + k, &wrong);
     if (runs) result = pairwise(r) ? run_pairwise(r, n) : run_collective(r);
     if (!result && wrong) spoil(r);
-    while (r->comm->state == ncclRemoteError && !r->comm->aborted && !runtime_poisoned()) usleep(500); /* as a kernel that waits */
+    while (r->comm->state == ncclRemoteError && !r->comm->aborted && !runtime_poisoned())
+      usleep(500); /* as a kernel that waits */
     for (int k = 0; k < n; k++) finish(b->request[i + k].comm);
     i += n;
   }
@@ -84,7 +94,9 @@ static __thread struct request *queue;
 static __thread ncclComm_t making[MAX_RANKS];
 
 int nccl_group_open(void) { return depth > 0; }
-void nccl_group_making(ncclComm_t c) { if (made < MAX_RANKS) making[made++] = c; }
+void nccl_group_making(ncclComm_t c) {
+  if (made < MAX_RANKS) making[made++] = c;
+}
 
 ncclResult_t ncclGroupStart(void) {
   depth++;
@@ -95,7 +107,10 @@ static ncclResult_t await_made(void) {
   ncclResult_t result = ncclSuccess;
   int in_progress = 0;
   for (int i = 0; i < made; i++) {
-    if (!making[i]->blocking) { in_progress = 1; continue; }
+    if (!making[i]->blocking) {
+      in_progress = 1;
+      continue;
+    }
     for (int looks = 0; making[i]->state == ncclInProgress;) pause_between_looks(&looks);
     if (making[i]->state) result = (ncclResult_t)making[i]->state;
   }
@@ -112,7 +127,10 @@ ncclResult_t ncclGroupEnd(void) {
   return result;
 }
 
-ncclResult_t ncclGroupSimulateEnd(void *information) { (void)information; return ncclGroupEnd(); }
+ncclResult_t ncclGroupSimulateEnd(void *information) {
+  (void)information;
+  return ncclGroupEnd();
+}
 
 static ncclResult_t issue(struct request r) {
   ncclComm_t c = r.comm;
@@ -127,9 +145,12 @@ static ncclResult_t issue(struct request r) {
   if (runtime_poisoned()) return nccl_cuda_failure(c, "enqueue.cc:1556", runtime_poisoned());
   for (int looks = 0; c->state == ncclInProgress && !c->aborted;) pause_between_looks(&looks);
   if (c->state) return (ncclResult_t)c->state;
-  nccl_info(c, "COLL", "%s: count %zu datatype %d op %d root %d comm %p [nranks=%d] stream %p", OPERATION_POINT[r.operation], r.count,
-            r.type, r.reduction, r.root, (void *)c, c->size, (void *)r.stream);
-  if (!depth) { launch(&r, 1); return ncclSuccess; }
+  nccl_info(c, "COLL", "%s: count %zu datatype %d op %d root %d comm %p [nranks=%d] stream %p",
+            OPERATION_POINT[r.operation], r.count, r.type, r.reduction, r.root, (void *)c, c->size, (void *)r.stream);
+  if (!depth) {
+    launch(&r, 1);
+    return ncclSuccess;
+  }
   if (queued == queue_capacity) {
     queue_capacity = queue_capacity ? 2 * queue_capacity : 64;
     queue = realloc(queue, sizeof *queue * (size_t)queue_capacity);
@@ -140,7 +161,8 @@ static ncclResult_t issue(struct request r) {
 
 #define BUFFERS const void *send, void *receive, size_t count, int type
 #define TAIL ncclComm_t comm, cudaStream_t stream
-#define ISSUE(OP, REDUCTION, ROOT) return issue((struct request){OP, comm, send, receive, count, type, REDUCTION, ROOT, stream})
+#define ISSUE(OP, REDUCTION, ROOT) \
+  return issue((struct request){OP, comm, send, receive, count, type, REDUCTION, ROOT, stream})
 
 ncclResult_t ncclAllReduce(BUFFERS, int op, TAIL) { ISSUE(ALL_REDUCE, op, 0); }
 ncclResult_t ncclBroadcast(BUFFERS, int root, TAIL) { ISSUE(BROADCAST, 0, root); }

@@ -18,7 +18,10 @@ static size_t header_bytes(void) { return (sizeof(struct segment) + PAGE - 1) & 
 
 void pause_between_looks(int *looks) { /* quick at first, then easy on a machine with fewer cores than ranks */
   int n = ++*looks;
-  if (n < 50) { sched_yield(); return; }
+  if (n < 50) {
+    sched_yield();
+    return;
+  }
   struct timespec t = {0, n < 2000 ? 50000 : 500000};
   nanosleep(&t, NULL);
 }
@@ -45,8 +48,10 @@ int segment_lost(ncclComm_t c) {
 
 static int map(ncclComm_t c) {
   const char *folder = getenv("FAKE_NCCL_SHM");
-  c->stage_bytes = c->size <= 8 ? 1u << 20 : 1u << 18; /* few rounds for large tensors, yet 64 ranks stay below 100 MiB */
-  c->mapped_bytes = header_bytes() + c->stage_bytes * (size_t)c->size + sizeof(struct channel) * (size_t)c->size * (size_t)c->size;
+  c->stage_bytes =
+      c->size <= 8 ? 1u << 20 : 1u << 18; /* few rounds for large tensors, yet 64 ranks stay below 100 MiB */
+  c->mapped_bytes =
+      header_bytes() + c->stage_bytes * (size_t)c->size + sizeof(struct channel) * (size_t)c->size * (size_t)c->size;
   snprintf(c->path, sizeof c->path, "%s/%s", folder ? folder : "/dev/shm", c->name);
   int fd = open(c->path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (fd < 0) return -1;
@@ -110,4 +115,6 @@ int segment_barrier(ncclComm_t c) {
 }
 
 char *segment_stage(ncclComm_t c, int rank) { return c->staging + c->stage_bytes * (size_t)rank; }
-struct channel *segment_channel(ncclComm_t c, int from, int to) { return &c->channels[(size_t)from * (size_t)c->size + (size_t)to]; }
+struct channel *segment_channel(ncclComm_t c, int from, int to) {
+  return &c->channels[(size_t)from * (size_t)c->size + (size_t)to];
+}

@@ -64,8 +64,8 @@ void node_uuid_text(struct visible_device device, char *text, size_t bytes) {
   unsigned char u[16];
   node_uuid(device, u);
   snprintf(text, bytes, "%s-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x",
-           device.mig < 0 ? "GPU" : "MIG", u[0], u[1], u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12],
-           u[13], u[14], u[15]);
+           device.mig < 0 ? "GPU" : "MIG", u[0], u[1], u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11],
+           u[12], u[13], u[14], u[15]);
 }
 
 static struct visible_device by_index(int gpu) { /* a GPU in MIG mode shows its first instance only */
