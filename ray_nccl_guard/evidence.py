@@ -96,7 +96,8 @@ def _record(result: ProbeResult, host: str) -> RankEvidence:
         outcome=result.outcome,
         step=result.step,
         detail=result.detail,
-        text=result.error,
+        # A rank that was cut short said nothing: its error is the guard's own reason, not evidence.
+        text="" if result.outcome in (Outcome.TIMED_OUT, Outcome.WAITING) else result.error,
         lines=result.lines,
         signal=None if result.killed_by_guard else result.signal,
         exit_code=result.exit_code,

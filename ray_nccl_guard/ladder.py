@@ -186,8 +186,9 @@ class Ladder:
 
     def _after_gloo(self, verdict: Verdict) -> Rung | Decision:
         if self.first.backend == GLOO:
-            if self.policy.action_for(verdict.failure) is Action.RETRY and not any(r.retry for r in self._tried):
-                return Rung(backend=GLOO, retry=True, why="this class is tried once more")
+            # There is no other rung, and a busy machine must not cost a healthy job its start: once more, whatever was seen.
+            if self.policy.action_for(verdict.failure) is not Action.REFUSE and not any(r.retry for r in self._tried):
+                return Rung(backend=GLOO, retry=True, why="there is nothing below gloo, so it is tried once more")
             return self.refuse(f"the job asked for gloo, and {CLASSES[verdict.failure].summary}")
         return self.refuse(f"gloo failed its own probe: {verdict.summary or CLASSES[verdict.failure].summary}")
 

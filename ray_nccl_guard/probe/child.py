@@ -8,7 +8,7 @@ import traceback
 from datetime import timedelta
 from typing import Any, NoReturn
 
-from ray_nccl_guard.probe.journal import Journal, start_pulse
+from ray_nccl_guard.probe.journal import Journal, start_pulse, wait_for_go
 from ray_nccl_guard.probe.spec import MIB, RankTask, Start, Step
 
 # How the child ends, told apart from what torch or the kernel may return.
@@ -27,6 +27,13 @@ def run(task: RankTask, start: Start, journal: Journal, pulse_fd: int) -> NoRetu
         start_pulse(pulse_fd)
         for step, work in _steps(task, start, journal):
             journal.write(step.value, "start")
+            if step is Step.COMM_INIT:
+                # Rank 0's worker serves the store from a thread that looks up the name of whoever connects, under a lock
+                # of glibc's resolver. A child forked in that moment waits for the lock for ever (seen with torch 2.15.0),
+                # so nobody connects before every rank has its child.
+                journal.write(step.value, "doing", "waiting for the other ranks")
+                wait_for_go(pulse_fd)
+                journal.write(step.value, "start")
             work()
             journal.write(step.value, "ok")
         code = EXIT_OK

@@ -81,6 +81,21 @@ def start_pulse(fd: int) -> threading.Thread:
     return thread
 
 
+# Where in the pulse file the launcher says "go"; the beat takes the first 20 bytes.
+_GO_AT = 64
+
+
+def say_go(fd: int) -> None:
+    """Let the child connect: every rank has forked its own by now."""
+    os.pwrite(fd, b"1", _GO_AT)
+
+
+def wait_for_go(fd: int) -> None:
+    """Wait for `say_go`. The launcher's deadlines bound it."""
+    while not os.pread(fd, 1, _GO_AT):
+        time.sleep(0.002)
+
+
 def silent_s(fd: int, now_s: float) -> float:
     """Seconds since the last beat; 0 if there never was one (the child had not got that far)."""
     beat = os.pread(fd, 20, 0)

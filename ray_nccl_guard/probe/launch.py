@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ray_nccl_guard.probe import kernel, process
 from ray_nccl_guard.probe.child import EXIT_OK, EXIT_SPAWN_ME
-from ray_nccl_guard.probe.journal import JournalReader, anonymous_file, silent_s
+from ray_nccl_guard.probe.journal import JournalReader, anonymous_file, say_go, silent_s
 from ray_nccl_guard.probe.record import Record, tail
 from ray_nccl_guard.probe.spec import Outcome, ProbeResult, RankTask, Start, Step
 from ray_nccl_guard.probe.store import Link, arrive
@@ -124,6 +124,8 @@ class _Watch:
             self._take_in()
             if ended:
                 return None, ""
+            if Step.DEVICE in self.link.all_done:
+                say_go(self.fds[1])
             now_s = time.monotonic()
             failed_at_s = self.link.failed_elsewhere_at_s
             if failed_at_s is not None and now_s > failed_at_s + GRACE_S:

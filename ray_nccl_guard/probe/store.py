@@ -9,7 +9,7 @@ from typing import Any
 
 from ray_nccl_guard.probe.spec import RankTask, Step
 
-_ASK_S = 0.02  # how often a link asks in a small world; a probe of two healthy ranks takes 0.2 s in all
+_ASK_S = 0.01  # how often a link asks in a small world; a probe of two healthy ranks takes 0.2 s in all
 _STORE_REQUESTS_PER_S = 10_000.0  # all links together stay below this, so that rank 0's worker is not kept busy by them
 
 _kept: dict[str, Any] = {}

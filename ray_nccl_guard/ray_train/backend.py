@@ -40,14 +40,16 @@ class GuardedBackend(_TorchBackend):
             self._run = RunState(settings=settings, backend=backend, mode=mode)
         start = GuardedStart(worker_group, backend_config, self._run)
         try:
-            start.run()
+            formed = start.run()
         except (NcclInitRefused, GuardRestart):
             raise
         except Exception as error:  # the one border: the guard's own failure never stops a healthy job
             publish.announce(self._own_failure(start, backend))
             if settings.policy.on_guard_error == "raise":
                 raise
-            start.abandon(error)
+            start.abandon()
+            formed = False
+        if not formed:
             super().on_start(worker_group, backend_config)
 
     def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:

@@ -23,6 +23,7 @@ from ray_nccl_guard.report import Attempt, Report
 
 # Facts are read from /proc and NVML; in V1 the worker imports torch for the first time there (50 s were measured on a loaded box).
 _FACTS_S = 150.0
+_REPORT_S = 10.0  # a few kB to each worker; one that does not answer is found by the training group
 
 
 @dataclass(slots=True)
@@ -68,8 +69,8 @@ class GuardedStart:
         self.placement = Placement(self.workers)
         self.started_s = time.monotonic()
 
-    def run(self) -> None:
-        """Prove a backend and form the training group on it.
+    def run(self) -> bool:
+        """Prove a backend and form the training group on it; False if Ray is to form it as without the guard.
 
         Raises:
             NcclInitRefused: nothing may train here.
@@ -83,7 +84,12 @@ class GuardedStart:
         report = self._finish(report)
         if report.decision.action is Action.REFUSE:
             self._refuse(report)
+        publish.announce(report)
+        self.workers.ask(on_worker.set_report, [(report.to_json(),)] * self.world_size, deadline_s=_REPORT_S)
+        if self.policy.report_only:
+            return False
         self._train_on(report, preflight)
+        return True
 
     def _facts(self) -> tuple[facts.RankFacts, ...]:
         answers = self.workers.ask(
@@ -163,8 +169,6 @@ class GuardedStart:
     def _train_on(self, report: Report, preflight: Preflight) -> None:
         decision = report.decision
         assert decision.backend is not None
-        publish.announce(report)
-        self.workers.ask(on_worker.set_report, [(report.to_json(),)] * self.world_size, deadline_s=10.0)
         spec = self.settings.probe or ProbeSpec()
         self.group = TrainingGroup(self.workers, self.facts, self.config, self.settings, spec)
         started_s = time.monotonic()
@@ -178,7 +182,7 @@ class GuardedStart:
         following = preflight.ladder.after_failure(verdict)
         self.run_state.decision = None
         lost = [r for r in results if r.error.startswith("preempted")]
-        if isinstance(following, Decision) and not self.policy.report_only and not lost:
+        if isinstance(following, Decision) and not lost:
             self._refuse(self._finish(preflight.report(following)))
         why = "its communicator failed although the probe had passed"
         self._restart(preflight, f"the training group could not be formed: {why}", counts=not lost)
@@ -216,7 +220,7 @@ class GuardedStart:
         self.placement.release()
         raise NcclInitRefused(render.short(report), report.to_json())
 
-    def abandon(self, error: Exception) -> None:
+    def abandon(self) -> None:
         """After the guard's own failure: leave the workers as plain TorchConfig expects them."""
         if self.group is not None:
             self.workers.ask(eager.leave, deadline_s=30.0)

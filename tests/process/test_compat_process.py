@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.compat_files import libnccl
+from tests.unit.compat_files import container, elf, libnccl, version_string
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 120  # of any process here; a loaded machine needs a few seconds
@@ -129,12 +129,75 @@ def test_the_nccl_of_the_installed_torch_is_found_and_scanned_without_importing_
         pytest.skip("torch is not installed here")
     done = compat("--target", "sm_90", "--json")
     answer = json.loads(done.stdout)
-    if answer["error"] and "no libnccl" in answer["error"]:
-        pytest.skip("this torch has no NCCL beside it")
+    if answer["error"] and "the loader would not find it" in answer["error"]:
+        pytest.skip(f"no NCCL beside this torch: {answer['error']}")
     assert done.returncode == 0, done.stdout
     assert answer["found_by"].startswith(("the RPATH", "NCCL linked into", "the RUNPATH"))
     assert "sm_90" in answer["sass"]
     assert answer["torch"]["sass"]
+
+
+@pytest.fixture
+def site(tmp_path):
+    """A site-packages with a torch of one's own making beside an NCCL for sm_80, sm_90 and sm_110."""
+    libnccl(tmp_path / "site/nvidia/nccl/lib/libnccl.so.2", "sm_80 sm_90 sm_110", cuda="13.0", nccl="2.28.9")
+    (tmp_path / "site/torch/lib").mkdir(parents=True)
+    (tmp_path / "site/torch/__init__.py").write_text("raise ImportError('compat must not import torch')\n")
+
+    def torch(data: bytes | None) -> Path:
+        if data is not None:
+            (tmp_path / "site/torch/lib/libtorch_cuda.so").write_bytes(data)
+        return tmp_path / "site"
+
+    return torch
+
+
+TAGS = {"needed": ["libnccl.so.2"], "rpath": "$ORIGIN/../../nvidia/nccl/lib"}
+
+
+def test_a_torch_without_code_for_the_gpu_fails_although_nccl_has_it(site):
+    path = site(elf({".nv_fatbin": container("sm_80 sm_90")}, **TAGS))
+    done = compat("--target", "sm_110", path=path)
+    assert done.returncode == 20
+    assert done.stdout.startswith("error[no_kernel_image]: NCCL 2.28.9 runs on sm_110, but torch has no code for it")
+    assert compat("--target", "sm_90", path=path).returncode == 0
+
+
+def test_nccl_linked_into_torch_is_judged_by_that_file(site):
+    sections = {".rodata": version_string("2.27.5", "12.9"), ".nv_fatbin": container("sm_90")}
+    done = compat("--target", "sm_90", "--json", path=site(elf(sections)))
+    answer = json.loads(done.stdout)
+    assert (done.returncode, answer["nccl_version"]) == (0, "2.27.5")
+    assert answer["found_by"] == "NCCL linked into libtorch_cuda.so"
+    assert answer["libnccl"].endswith("libtorch_cuda.so")
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (None, "built without CUDA"),
+        (b"\x7fELF rubbish", "cut short"),
+        (elf({".rodata": b"x"}, **TAGS), "no CUDA code"),
+    ],
+)
+def test_a_torch_without_cuda_or_with_a_broken_library_is_no_pass(site, data, words):
+    done = compat("--target", "sm_90", path=site(data))
+    assert (done.returncode, done.stdout) == (20, "")
+    assert words in done.stderr
+
+
+def test_without_torch_the_nccl_wheel_is_judged_and_that_is_said(site, tmp_path):
+    path = site(None)
+    shutil.rmtree(path / "torch")
+    # -I and -S leave out site-packages, where a real torch may lie.
+    code = (
+        f"import sys; sys.path[:0] = [{str(path)!r}, {str(ROOT)!r}]; from ray_nccl_guard.cli import main; sys.exit(main())"
+    )
+    done = python("-I", "-S", "-c", code, "compat", "--target", "sm_90")
+    assert done.returncode == 0, done.stderr
+    assert "no torch here that would load it" in done.stdout
+    done = python("-I", "-S", "-c", code.replace(str(path), "/nonexistent"), "compat", "--target", "sm_90")
+    assert (done.returncode, "no libnccl would be loaded" in done.stderr) == (20, True)
 
 
 SOURCE = "int ncclGetVersion(int *v) { *v = %d; return 0; }\n"
@@ -228,3 +291,18 @@ def test_a_preloaded_stand_in_is_found_first_and_never_passes(double):
     done = compat("--target", "sm_90", **double.env(1))
     assert done.returncode == 20
     assert "holds no CUDA code" in done.stderr
+
+
+def test_a_large_file_takes_little_memory(tmp_path):
+    path = tmp_path / "libnccl.so.2"
+    path.write_bytes(elf({".nv_fatbin": container("sm_90") + b"\0" * (150 << 20) + container("sm_90")}))
+    code = (
+        "import resource, sys\nfrom ray_nccl_guard.compat.fatbin import scan\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "assert scan(sys.argv[1]).counts == {'sm_90': 2}\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
+    )
+    done = python("-c", code, str(path))
+    path.unlink()  # pytest keeps the last folders
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 60 * 1024  # KiB; a reader that keeps every page it looked at takes 150 MiB

@@ -1,0 +1,227 @@
+"""The probe with real children and real gloo: what fails is named on the rank and in the step where it failed."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+
+import pytest
+
+from ray_nccl_guard.classes import FailureClass
+from ray_nccl_guard.evidence import align
+from ray_nccl_guard.probe.spec import Outcome, ProbeResult, ProbeSpec, Start, Step
+from ray_nccl_guard.verdict import Certainty, classify
+from tests.process.ranks import QUICK, children_of, in_child, run_ranks
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+pytestmark = pytest.mark.torch_versions
+
+
+def verdict_of(results: list[ProbeResult]):
+    return classify(align(results, world_size=len(results), backend="gloo"))
+
+
+def hang_with_the_gil() -> None:
+    ctypes.PyDLL(None).pause()
+
+
+def stop_myself() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_a_healthy_world_proves_every_declared_collective(world_size):
+    results = run_ranks(world_size, collectives=("broadcast", "all_gather", "barrier", "object_gather"))
+    assert [r.outcome for r in results] == [Outcome.OK] * world_size
+    assert all(r.proved == ("all_reduce", "broadcast", "all_gather", "barrier", "object_gather") for r in results)
+    assert all(set(r.all_reduce_s) == {4, 1 << 20} for r in results), "gloo is not asked for sizes above 1 MiB"
+    assert verdict_of(results).failure is FailureClass.OK
+
+
+def test_every_operation_a_job_may_declare_passes_on_gloo():
+    from ray_nccl_guard.probe.operations import OPERATIONS
+
+    results = run_ranks(2, collectives=OPERATIONS)
+    assert [r.outcome for r in results] == [Outcome.OK] * 2, [r.error for r in results]
+    assert set(results[0].proved) == set(OPERATIONS)
+
+
+def test_a_raised_error_is_quoted_and_cuts_the_others_wait_short():
+    def fail() -> None:
+        raise RuntimeError("NCCL WARN Cuda failure 700 'an illegal memory access was encountered'")
+
+    started_s = time.monotonic()
+    results = run_ranks(3, before=lambda rank: in_child(rank, 1, "all_reduce", fail))
+    assert time.monotonic() - started_s < QUICK.collective_s, "the others were not cut short"
+    assert [r.outcome for r in results] == [Outcome.WAITING, Outcome.FAILED, Outcome.WAITING]
+    assert results[1].step is Step.COLLECTIVE and "illegal memory access" in results[1].error
+    verdict = verdict_of(results)
+    assert verdict.culprit_ranks == (1,) and verdict.failure is FailureClass.ILLEGAL_MEMORY_ACCESS
+
+
+@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGSEGV, signal.SIGKILL])
+@pytest.mark.parametrize("step, call", [(Step.COMM_INIT, "init_process_group"), (Step.COLLECTIVE, "all_reduce")])
+def test_the_journal_tells_the_step_in_which_a_signal_struck(number, step, call):
+    results = run_ranks(2, before=lambda rank: in_child(rank, 1, call, lambda: os.kill(os.getpid(), number)))
+    assert results[1].outcome is Outcome.DIED and results[1].step is step
+    assert results[1].signal == number and not results[1].killed_by_guard
+    assert verdict_of(results).culprit_ranks == (1,)
+
+
+@pytest.mark.parametrize("fault, state", [(hang_with_the_gil, "S"), (stop_myself, "T")])
+def test_a_child_that_runs_no_python_any_more_is_told_from_those_that_wait_for_it(fault, state):
+    results = run_ranks(3, before=lambda rank: in_child(rank, 2, "all_reduce", fault))
+    silent = [r.silent_s for r in results]
+    assert silent[2] > 2 and max(silent[:2]) < 2, silent
+    assert results[2].process_state == state
+    assert verdict_of(results).culprit_ranks == (2,)
+
+
+def test_a_hang_that_nothing_explains_is_never_called_established():
+    def hang() -> None:
+        time.sleep(3600)
+
+    results = run_ranks(2, before=lambda rank: in_child(rank, 0, "init_process_group", hang))
+    verdict = verdict_of(results)
+    assert verdict.failure is FailureClass.INIT_TIMEOUT_HANG and verdict.certainty is not Certainty.ESTABLISHED
+    assert verdict.step is Step.COMM_INIT
+
+
+def test_wrong_numbers_without_an_error_are_found():
+    def spoil(rank: int) -> None:
+        if rank != 1:
+            return
+        import torch.distributed as dist
+
+        original = dist.all_reduce
+
+        def wrong(tensor, *args, **kwargs):
+            work = original(tensor, *args, **kwargs)
+            tensor[-1] += 1
+            return work
+
+        dist.all_reduce = wrong
+
+    results = run_ranks(2, before=spoil)
+    assert results[1].outcome is Outcome.FAILED and "wrong result" in results[1].error
+    assert verdict_of(results).failure is FailureClass.WRONG_RESULT_CORRUPTION
+
+
+def test_a_rank_that_never_comes_is_named_by_the_others():
+    results = run_ranks(3, spec=ProbeSpec(store_s=1.5), absent=(1,))
+    assert all("missing rank: 1 of 3" in r.error for r in results)
+    verdict = classify(align(results, world_size=3, backend="gloo"))
+    assert verdict.failure is FailureClass.MISSING_RANK and verdict.culprit_ranks == (1,)
+
+
+def test_a_slow_step_on_one_rank_is_no_missing_rank_on_another():
+    # Rank 1 needs longer for its device step than rank 0 has for its communicator: rank 0's clock must not run yet.
+    spec = ProbeSpec(comm_init_s=1.5, comm_init_per_rank_s=0, device_s=20)
+
+    def slow(rank: int) -> None:
+        if rank == 1:
+            from ray_nccl_guard.probe import child  # the child's own module: the pause is put into torch's call below
+
+            del child
+            original = torch.set_num_threads
+            torch.set_num_threads = lambda n: (time.sleep(4), original(n))[1]
+
+    results = run_ranks(2, spec=spec, before=slow)
+    assert [r.outcome for r in results] == [Outcome.OK, Outcome.OK], [r.error for r in results]
+
+
+def test_a_spawned_child_proves_the_same():
+    results = run_ranks(2, spec=ProbeSpec(start=Start.SPAWN), collectives=("broadcast",))
+    assert [(r.outcome, r.start) for r in results] == [(Outcome.OK, Start.SPAWN)] * 2, [r.error for r in results]
+
+
+def test_what_a_fork_meets_before_nccl_is_repeated_by_spawn():
+    # A fault in the forked child's import step only: a fresh process does not have it, and that is the verdict.
+    def only_in_forks(rank: int) -> None:
+        if rank == 0:
+            torch.set_num_threads = lambda n: os.abort()
+
+    results = run_ranks(2, before=only_in_forks)
+    assert [r.outcome for r in results] == [Outcome.OK, Outcome.OK], [r.error for r in results]
+    assert [r.start for r in results] == [Start.SPAWN, Start.FORK]
+
+
+def test_settings_reach_the_child_before_its_first_call():
+    seen = {}
+
+    def look(rank: int) -> None:
+        def check() -> None:
+            if os.environ.get("NCCL_P2P_DISABLE") != "1" or "NCCL_ALGO" in os.environ:
+                raise RuntimeError("settings are not there")
+
+        os.environ["NCCL_ALGO"] = "Ring"
+        in_child(rank, rank, "init_process_group", check)
+
+    results = run_ranks(2, before=look, env={"NCCL_P2P_DISABLE": "1"}, unset_env=("NCCL_ALGO",))
+    assert [r.outcome for r in results] == [Outcome.OK] * 2, [r.error for r in results]
+    assert seen == {} and "NCCL_P2P_DISABLE" not in os.environ
+
+
+def test_a_childs_output_is_evidence_and_reaches_nobodys_terminal(capfd):
+    def shout() -> None:
+        os.write(2, b"a line of the dying child\n")
+        os.abort()
+
+    results = run_ranks(2, before=lambda rank: in_child(rank, 1, "all_reduce", shout))
+    assert any("a line of the dying child" in line.text for line in results[1].lines)
+    assert "dying child" not in "".join(capfd.readouterr())
+
+
+def test_the_child_dies_with_its_launcher():
+    pid = os.fork()
+    if pid == 0:
+        def hang() -> None:
+            time.sleep(3600)
+
+        try:
+            run_ranks(1, before=lambda rank: in_child(rank, 0, "all_reduce", hang), spec=ProbeSpec(collective_s=60))
+        finally:
+            os._exit(0)
+    try:
+        launcher = _wait_for(lambda: children_of(pid))
+        child = _wait_for(lambda: children_of(launcher))
+        time.sleep(0.5)
+        os.kill(launcher, signal.SIGKILL)
+        end_s = time.monotonic() + 5
+        while os.path.exists(f"/proc/{child}") and _state(child) != "Z":
+            assert time.monotonic() < end_s, "the child outlived its launcher"
+            time.sleep(0.02)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def test_a_probe_leaves_no_descriptor_and_no_process_behind():
+    counts = []
+
+    def twice(rank: int) -> None:
+        counts.append(len(os.listdir("/proc/self/fd")))
+
+    run_ranks(1, before=twice)
+    before = set(os.listdir("/proc/self/fd"))
+    run_ranks(2)
+    assert len(set(os.listdir("/proc/self/fd"))) <= len(before)
+    assert children_of(os.getpid()) == set()
+
+
+def _wait_for(find) -> int:
+    end_s = time.monotonic() + 20
+    while time.monotonic() < end_s:
+        found = find()
+        if found:
+            return min(found)
+        time.sleep(0.02)
+    raise AssertionError("it did not appear within 20 s")
+
+
+def _state(pid: int) -> str:
+    from ray_nccl_guard.probe.process import state_of
+
+    return state_of(pid)
