@@ -17,7 +17,7 @@ from ray_nccl_guard.compat.errors import CompatError, LibraryUnreadable
 from ray_nccl_guard.compat.fatbin import Images, scan
 from ray_nccl_guard.compat.fingerprint import fingerprint
 from ray_nccl_guard.compat.gpus import DEADLINE_S, GpusHere, gpus_here, kernel_driver, visible
-from ray_nccl_guard.compat.locate import LibraryFile, Via, find_libnccl, find_libtorch_cuda
+from ray_nccl_guard.compat.locate import LibraryFile, Via, find_libnccl, find_libtorch_cuda, torch_directory
 from ray_nccl_guard.compat.rule import Exit
 from ray_nccl_guard.compat.targets import Target, parse
 from ray_nccl_guard.errors import UsageError
@@ -91,13 +91,12 @@ def _answer(
 def _found() -> LibraryFile:
     library = find_libnccl()
     if library is None:
-        torch = find_libtorch_cuda()
-        why = (
-            "libtorch_cuda.so needs it and the loader would not find it"
-            if torch
-            else "there is no torch with CUDA here either"
-        )
-        raise CompatError(f"no libnccl is to be found: {why}", help=("name the file: --libnccl PATH",))
+        torch = torch_directory()
+        if torch and find_libtorch_cuda() is None:
+            why = f"the torch in {torch} is built without CUDA"
+        else:
+            why = "libtorch_cuda.so needs it and the loader would not find it" if torch else "there is no torch here either"
+        raise CompatError(f"no libnccl would be loaded: {why}", help=("to judge another file, name it: --libnccl PATH",))
     return library
 
 

@@ -42,13 +42,22 @@ class LibraryFile:
 
 def find_libtorch_cuda() -> LibraryFile | None:
     """The libtorch_cuda.so of the torch that `import torch` would find; None without torch, or if it has no CUDA."""
-    directory = _package("torch")
-    path = os.path.join(directory, "lib", "libtorch_cuda.so") if directory else ""
-    return LibraryFile(path=os.path.realpath(path), via=Via.GIVEN) if path and os.path.isfile(path) else None
+    directory = torch_directory()
+    if directory is None:
+        return None
+    # Wheels and images keep it inside the package; conda-forge splits libtorch off into the environment's lib folder.
+    folders = (os.path.join(directory, "lib"), os.path.join(directory, *[os.pardir] * 3), os.path.join(sys.prefix, "lib"))
+    found = next(iter(_in(folders, ("libtorch_cuda.so",))), None)
+    return LibraryFile(path=os.path.realpath(found), via=Via.GIVEN) if found else None
+
+
+def torch_directory() -> str | None:
+    """The folder of the torch that `import torch` would find, None without torch. A torch without CUDA counts."""
+    return _package("torch")
 
 
 def find_libnccl(env: Mapping[str, str] | None = None) -> LibraryFile | None:
-    """The libnccl that this process will load, None if none is to be found.
+    """The libnccl that this process will load, None if none is to be found, or if torch is built without CUDA.
 
     The order is ld.so(8)'s: LD_PRELOAD, the DT_RPATH of libtorch_cuda.so if it has no DT_RUNPATH, LD_LIBRARY_PATH,
     DT_RUNPATH, the cache and default directories; at last the wheels on sys.path, which torch preloads where the loader
@@ -60,6 +69,8 @@ def find_libnccl(env: Mapping[str, str] | None = None) -> LibraryFile | None:
     """
     env = os.environ if env is None else env
     torch = find_libtorch_cuda()
+    if torch is None and torch_directory():
+        return None  # an NCCL wheel may lie about, but this torch loads none
     if torch is None:
         return _first([(Via.PRELOAD, _preloaded(env)), (Via.LIBRARY_PATH, _in(_library_path(env), (SONAME,))),
                        (Via.WHEEL, _wheels()), (Via.SYSTEM, _system((SONAME,)))])  # fmt: skip
