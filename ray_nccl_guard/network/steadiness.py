@@ -37,8 +37,12 @@ def merge(rounds: Sequence[Sequence[Cell]]) -> tuple[Cell, ...]:
 
 
 def wants_more_rounds(cells: Sequence[Cell]) -> bool:
-    """True if a first round hints at loss: something passed only after it had been sent again."""
-    return any(cell.ok and cell.retransmits for cell in cells)
+    """True if a first round hints at loss: what passed with one host passed only after it had been sent again.
+
+    A few repeated segments all over the place are no hint: the kernel sends a late one again on any busy host.
+    """
+    passed = [cell for cell in cells if cell.ok]
+    return bool(_lossy(passed, {rank for cell in passed for rank in (cell.src, cell.dst)}))
 
 
 def lossy_hosts(rounds: Sequence[Sequence[Cell]], ranks: Iterable[int]) -> frozenset[int]:

@@ -1,0 +1,1 @@
+"""Which rank, node or link: small worlds of disposable children until the fault has nowhere left to hide."""
