@@ -26,7 +26,7 @@ RUNTIME = (*NODE, "cudart_core", "cudart_device", "cudart_memory", "cudart_strea
 NCCL = ("nccl_log", "nccl_fault", "nccl_segment", "nccl_data", "nccl_queue", "nccl_comm", "nccl_split")
 OWN = ("libcudart.so.13", "libcuda.so.1", "libnvidia-ml.so.1", "libnccl.so.2")
 
-# Which stand-in gets a symbol that carries no version node; the others are told by theirs ("cublasCreate_v2@libcublas.so.13").
+# Which stand-in gets a symbol that carries no version node; others are told by theirs ("cublasCreate_v2@libcublas.so.13").
 UNVERSIONED = {"libcusparseLt": "cusparseLt", "libcufile": "cuFile", "libcurand": "curand", "libnvshmem_host": "nvshmem"}
 
 OPTIONS = {
@@ -62,7 +62,7 @@ class Double:
 
     Attributes:
         folder: where libcudart.so.13, libcuda.so.1, libnvidia-ml.so.1 and libnccl.so.2 lie.
-        stand_ins: folder of empty stand-ins for the other NVIDIA libraries; None where the installed torch has the real ones.
+        stand_ins: folder of empty stand-ins for the other NVIDIA libraries; None where torch has the real ones.
     """
 
     folder: Path
@@ -73,7 +73,7 @@ class Double:
 
         Options, all named in README.md: cc, mem (bytes per GPU), name, driver, runtime, mig, compute_mode, node, state (a
         folder), fault, nccl (23007 means 2.30.7), peer_death, p2p_status, fabric_state, ecc_errors. `ops` gives kernels an
-        effect. Existing LD_PRELOAD, LD_LIBRARY_PATH and PYTHONPATH are kept behind ours. Raises TypeError for another option.
+        effect. Existing LD_PRELOAD, LD_LIBRARY_PATH and PYTHONPATH are kept behind ours. Raises TypeError for other options.
         """
         unknown = sorted(set(options) - set(OPTIONS))
         if unknown:
@@ -122,7 +122,7 @@ def _join(separator: str, *parts: str) -> str:
 
 def _key(torch_libraries: list[Path], absent: set[str]) -> str:
     digest = hashlib.sha256()
-    for source in sorted(SOURCES.iterdir()) + [Path(__file__)]:
+    for source in [*sorted(SOURCES.iterdir()), Path(__file__)]:
         digest.update(source.name.encode() + source.read_bytes())
     for library in torch_libraries:  # by name and size: their content is hundreds of MB
         digest.update(f"{library.resolve()}:{library.stat().st_size}:{library.stat().st_mtime_ns}".encode())

@@ -1,7 +1,7 @@
 """Runs functions as ranks: imports torch once, then forks one process per rank and request. Driven by ranks.py.
 
 A request and its answer are one line of JSON each, on stdin and on a descriptor of its own (argv[1]), so that nothing a
-library prints can be taken for an answer. A rank's function is given as "module:function" and gets (rank, world, **arguments).
+library prints can be taken for an answer. The rank's function, "module:function", gets (rank, world, **arguments).
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def serve(answers: int) -> None:
 
 if __name__ == "__main__":
     import torch
-    import torch.distributed  # noqa: F401  imported here so that every rank has it
+    import torch.distributed  # imported here so that every rank has it
 
     torch.set_num_threads(1)  # an OpenMP pool does not survive a fork
     serve(int(sys.argv[1]))

@@ -80,7 +80,8 @@ class Ranks:
         """Runs "module:function" on ranks 0 .. world-1 and returns how they ended, by rank.
 
         `env` is added to each rank's environment; "{rank}" in a value stands for the rank. Arguments and the returned value
-        must be JSON. A rank still running after `deadline_s` is killed and called hung. Raises RuntimeError when the server died.
+        must be JSON. A rank still running after `deadline_s` is killed and called hung. Raises RuntimeError when no answer
+        comes.
         """
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "500"}
         request = {

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from tests.fakegpu.ranks import Ranks
 BODIES = "tests.fakegpu.bodies"
 
 
-def seen(ranks: Ranks, **env: str) -> dict[str, list[object]]:
+def seen(ranks: Ranks, **env: str) -> dict[str, Any]:
     (ended,) = ranks.run(f"{BODIES}:devices", 1, env=env)
     assert ended.exit_code == 0, ended.output
     return dict(ended.value)
@@ -114,7 +115,7 @@ def test_an_exclusive_gpu_refuses_a_second_process(ranks: Ranks) -> None:
     assert any("busy or unavailable" in rank.error_text for rank in ended)
 
 
-def nvml(double: Double, devices: int = 1, **options: object) -> dict[str, object]:
+def nvml(double: Double, devices: int = 1, **options: Any) -> dict[str, Any]:
     """What nvidia-ml-py reads of GPU 0, in a process of its own."""
     env = {**os.environ, **double.env(devices, **options)}
     command = [sys.executable, str(Path(__file__).with_name("read_nvml.py"))]

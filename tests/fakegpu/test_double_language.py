@@ -88,7 +88,7 @@ def strikes(double: Double, fault: str, env: dict[str, str], visits: int = 1) ->
     return [int(number) for number in done.stdout.strip("[]\n").split(",")]
 
 
-CASES = (
+CASES: tuple[tuple[str, dict[str, str], bool], ...] = (
     ("streamquery:error=999", {}, True),
     ("streamsync:error=999", {}, False),
     ("streamquery:error=999@rank1", {"RANK": "1"}, True),

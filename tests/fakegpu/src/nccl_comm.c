@@ -1,4 +1,4 @@
-/* The life of a communicator: unique id, init (blocking or not), split, shrink, abort, finalize, destroy. */
+/* The life of a communicator: unique id, init (blocking or not), abort, finalize, destroy. */
 #define _GNU_SOURCE
 #include "nccl_internal.h"
 #include <errno.h>
