@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.net.faults import FAULTS, Fault
-from tests.net.netlab import REPOSITORY, Lab, read_line
+from tests.net.netlab import Lab, read_line
 
 pytestmark = pytest.mark.usefixtures("lab_works")
 
@@ -22,21 +18,6 @@ ASKED = (
     "connections from smaller to larger dropped", "one host inbound reset", "path mtu black hole",
     "own name is 127.0.1.1 below the others", "own name is 127.0.1.1 above the others", "no route, unreachable",
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def gloo() -> Iterator[subprocess.Popen[bytes]]:
-    pytest.importorskip("torch", reason="real gloo needs torch")
-    world = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("gloo_world.py"))], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    try:
-        assert read_line(world, 180.0) == "ready"
-        yield world
-    finally:
-        world.kill()
-        world.communicate()
 
 
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.name in ASKED], ids=str)
