@@ -20,14 +20,14 @@ class Cell:
     Attributes:
         last_completed: the last sequence number seen to complete, None if none was or the backend does not tell.
         last_requested: the last one asked for, None if there is no record.
-        stuck: the calls that have not completed, oldest first.
+        stuck: the first call that has not completed; those behind it have not either.
         tells: the recorder of this backend marks what completes (gloo's does not).
     """
 
     rank: int
     last_completed: int | None = None
     last_requested: int | None = None
-    stuck: tuple[Call, ...] = ()
+    stuck: Call | None = None
     tells: bool = True
 
     def asked(self, seq: int) -> bool:
@@ -35,7 +35,7 @@ class Cell:
 
     def ended(self, seq: int) -> bool:
         """Whether this rank saw that call complete."""
-        return self.tells and self.asked(seq) and all(call.seq != seq for call in self.stuck)
+        return self.tells and self.asked(seq) and (self.stuck is None or seq < self.stuck.seq)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,10 +129,13 @@ def _is_blind(timeline: Timeline | None) -> bool:
 def _cell(rank: int, dumps: Dumps, timeline: Timeline, slowest: int) -> Cell:
     if _is_blind(timeline):
         last = dumps.by_rank[rank].last
-        stuck = tuple(
-            call
-            for call in timeline.after(slowest)
-            if not is_rooted(dumps.vocabulary.calls[call.call]) or (last is not None and last[1].order == call.order)
+        stuck = next(
+            (
+                call
+                for call in timeline.after(slowest)
+                if not is_rooted(dumps.vocabulary.calls[call.call]) or (last is not None and last[1].order == call.order)
+            ),
+            None,
         )
         return Cell(rank=rank, last_requested=timeline.last_requested, stuck=stuck, tells=False)
     # From the end to the last that completed: one communicator works in order, and a record that nothing ever marks
@@ -147,16 +150,13 @@ def _cell(rank: int, dumps: Dumps, timeline: Timeline, slowest: int) -> Cell:
         rank=rank,
         last_completed=completed,
         last_requested=timeline.last_requested,
-        stuck=tuple(timeline.row(index) for index in range(first, len(timeline))),
+        stuck=timeline.row(first) if first < len(timeline) else None,
     )
 
 
 def _head(rank: int, dump: Dump, groups: Mapping[GroupKey, Group]) -> Head | None:
-    heads = [
-        Head(group=key, call=groups[key].cells[rank].stuck[0])
-        for key in dump.timelines
-        if rank in groups[key].cells and groups[key].cells[rank].stuck
-    ]
+    cells = ((key, groups[key].cells.get(rank)) for key in dump.timelines)
+    heads = [Head(group=key, call=cell.stuck) for key, cell in cells if cell is not None and cell.stuck is not None]
     if dump.transfers:
         first = min(dump.transfers, key=lambda transfer: transfer.order)
         heads.append(Head(group=first.group, transfer=first))

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ray_nccl_guard.flight.dump import (
-    Call,
     Dump,
     Frame,
     GroupKey,
@@ -51,6 +50,7 @@ class Columns:
         self._raw_kinds: dict[tuple[bytes | None, ...], _Kind] = {}  # by raw name, sizes and types
         self._raw_groups: dict[bytes | None, GroupKey] = {}
         self._raw_stacks: dict[bytes | None, int] = {}
+        self._raw_states: dict[tuple[bytes | None, bytes | None, str], State] = {}
         self._kinds: dict[tuple[int, ...], _Kind] = {}
         self._stacks: dict[int, int] = {}
         self._frames: dict[int, Frame] = {}
@@ -58,21 +58,24 @@ class Columns:
         self._transfers: dict[GroupKey, list[Transfer]] = {}  # of a coalesced block that is not closed yet
         self._blocks: dict[GroupKey, list[int]] = {}  # calls that share the last sequence number
         self._order = 0
-        self._unfinished = 0
+        self._any_ended = False  # a record that completed, or of a backend that does not tell
 
     def add_raw(self, raw: Raw) -> None:
         """Take a record that a template matched."""
         frames, group, seq, state = raw[0], raw[3], raw[4], raw[11]
-        key = (raw[6], raw[7], raw[8], raw[9], raw[10])
+        key = raw[6:11]  # name, sizes and types, as `WANTED` orders them
         kind = self._raw_kinds.get(key)
         if kind is None or group not in self._raw_groups or frames not in self._raw_stacks:
             record = {name: value_of(part, self._memo, name) for name, part in zip(WANTED, raw, strict=True) if part}
             kind = self._raw_kinds[key] = self._kind(record)
             self._raw_groups[group] = self._group(record)
             self._raw_stacks[frames] = self._stack(record.get("frames"))
-        word = self._memo[index_of(state)] if state else None
-        retired, p2p = raw[12] == _TRUE, raw[13] == _TRUE
-        self._put(self._raw_groups[group], kind, integer_of(seq), word, retired, p2p, self._raw_stacks[frames])
+        ended = (state, raw[12], kind.backend)
+        reached = self._raw_states.get(ended)
+        if reached is None:
+            word = self._memo[index_of(state)] if state else None
+            reached = self._raw_states[ended] = self._state(word, raw[12] == _TRUE, kind.backend)
+        self._put(self._raw_groups[group], kind, integer_of(seq), reached, raw[13] == _TRUE, self._raw_stacks[frames])
 
     def add_plain(self, record: Any) -> None:
         """Take a record that is a dict of plain values; its shape is not yet known to be right."""
@@ -86,8 +89,8 @@ class Columns:
         stack = self._stacks.get(id(frames))
         if stack is None:
             stack = self._stacks[id(frames)] = self._stack(frames)
-        retired, p2p = record.get("retired") is True, record.get("is_p2p") is True
-        self._put(self._group(record), kind, _seq(record), record.get("state"), retired, p2p, stack)
+        reached = self._state(record.get("state"), record.get("retired") is True, kind.backend)
+        self._put(self._group(record), kind, _seq(record), reached, record.get("is_p2p") is True, stack)
 
     def finish(self) -> None:
         """Close what is open and fill in what only the whole file tells."""
@@ -98,52 +101,55 @@ class Columns:
             self._close_block(group)
         dump.records = self._order
         dump.backends = frozenset(kind.backend for kind in (*self._raw_kinds.values(), *self._kinds.values()))
-        dump.only_active = 0 < self._order == self._unfinished and dump.dropped > 0
+        dump.only_active = self._order > 0 and not self._any_ended and dump.dropped > 0
+        if dump.timelines:
+            group, line = max(dump.timelines.items(), key=lambda item: item[1].orders[-1])
+            dump.last = (group, line.row(len(line) - 1))
 
-    def _put(self, group: GroupKey, kind: _Kind, seq: int, word: Any, retired: bool, p2p: bool, stack: int) -> None:
-        order, self._order = self._order, self._order + 1
+    def _state(self, word: Any, retired: bool, backend: str) -> State:
         state = _STATES.get(word, State.SCHEDULED) if isinstance(word, str) else State.SCHEDULED
         if state is not State.COMPLETED:
-            if kind.backend == "gloo":
+            if backend == "gloo":
                 state = State.UNKNOWN  # `scheduled` for ever, and `retired` or not by a race (torch 2.13, measured)
             elif retired:
                 state = State.COMPLETED  # the watchdog has let it go
-        unfinished = state is State.SCHEDULED or state is State.STARTED
-        self._unfinished += unfinished
+        self._any_ended = self._any_ended or state in (State.COMPLETED, State.UNKNOWN)
+        return state
+
+    def _put(self, group: GroupKey, kind: _Kind, seq: int, state: State, p2p: bool, stack: int) -> None:
+        order, self._order = self._order, self._order + 1
         if kind.transfer is not None:
-            if unfinished:
+            if state is State.SCHEDULED or state is State.STARTED:
                 self._transfers.setdefault(group, []).append(Transfer(group, *kind.transfer, kind.call, state, stack, order))
         elif p2p:
             # A block's parts are never marked, its closing record is (ProcessGroupNCCL::endCoalescing).
             block = self._transfers.pop(group, [])
-            if unfinished:
+            if state is State.SCHEDULED or state is State.STARTED:
                 self._dump.transfers.extend(block)
         else:
-            row = Call(seq, kind.call, state, stack, order)
-            self._append(group, row, closes=kind.op == _COALESCED)
-            self._dump.last = (group, row)
+            self._append(group, kind, seq, state, stack, order)
 
-    def _append(self, group: GroupKey, row: Call, *, closes: bool) -> None:
+    def _append(self, group: GroupKey, kind: _Kind, seq: int, state: State, stack: int, order: int) -> None:
         timeline = self._dump.timelines.get(group)
-        if timeline is not None and row.seq < timeline.seqs[-1]:
+        if timeline is not None and seq < timeline.seqs[-1]:
             # The group was destroyed and made again under its name: torch counts names and calls from the start then.
             self._blocks.pop(group, None)
             timeline = None
         if timeline is None:
             timeline = self._dump.timelines[group] = Timeline()
-        elif row.seq == timeline.seqs[-1]:
+        elif seq == timeline.seqs[-1]:
             # The parts of a coalesced block share a number; if a closing record follows, it alone is ever marked.
-            self._blocks.setdefault(group, [timeline.calls[-1]]).append(row.call)
-            timeline.states[-1] = row.state if closes else min(timeline.states[-1], row.state)
-            timeline.orders[-1] = row.order
+            self._blocks.setdefault(group, [timeline.calls[-1]]).append(kind.call)
+            timeline.states[-1] = state if kind.op == _COALESCED else min(timeline.states[-1], state)
+            timeline.orders[-1] = order
             return
         elif group in self._blocks:
             self._close_block(group)
-        timeline.seqs.append(row.seq)
-        timeline.calls.append(row.call)
-        timeline.states.append(row.state)
-        timeline.stacks.append(row.stack)
-        timeline.orders.append(row.order)
+        timeline.seqs.append(seq)
+        timeline.calls.append(kind.call)
+        timeline.states.append(state)
+        timeline.stacks.append(stack)
+        timeline.orders.append(order)
 
     def _close_block(self, group: GroupKey) -> None:
         parts = self._blocks.pop(group)[:_MAX_TENSORS]

@@ -52,8 +52,8 @@ def _table(group: Group, alignment: Alignment, suspects: frozenset[int], decisiv
 
 def _next(cell: Cell, key: GroupKey, alignment: Alignment) -> Call | None:
     """What the rank is stuck in, else its last call."""
-    if cell.stuck:
-        return cell.stuck[0]
+    if cell.stuck is not None:
+        return cell.stuck
     line = alignment.timeline(cell.rank, key)
     return line.row(len(line) - 1) if line else None
 

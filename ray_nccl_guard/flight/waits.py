@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ray_nccl_guard.flight.align import Alignment, Group, Head, is_rooted
-from ray_nccl_guard.flight.dump import Transfer
+from ray_nccl_guard.flight.align import Alignment, Group, is_rooted
+from ray_nccl_guard.flight.dump import Call, GroupKey, Transfer
 
 
 class Why(Enum):
@@ -57,6 +57,7 @@ def find_waits(alignment: Alignment) -> Waits:
     """Build the graph from every rank's head."""
     waits = Waits()
     by_pair = _transfers(alignment)
+    known: dict[tuple[GroupKey, int], tuple[dict[int, Why], bool]] = {}
     for rank, head in alignment.heads.items():
         group = alignment.groups[head.group]
         if head.transfer is not None:
@@ -64,7 +65,12 @@ def find_waits(alignment: Alignment) -> Waits:
             if not waits.edges[rank]:
                 waits.together.add(rank)
             continue
-        edges, completed = _collective_edges(rank, head, group, alignment)
+        assert head.call is not None
+        place = head.group, head.call.seq
+        if place not in known:
+            # The same for every rank whose head this is: a thousand ranks wait in one call.
+            known[place] = _collective_edges(head.call, group, alignment)
+        edges, completed = known[place]
         if completed and not any(why is Why.NOT_ASKED for why in edges.values()):
             # Someone completed what cannot complete without everyone: this rank took part, and did not notice.
             waits.alone.add(rank)
@@ -75,26 +81,24 @@ def find_waits(alignment: Alignment) -> Waits:
     return waits
 
 
-def _collective_edges(rank: int, head: Head, group: Group, alignment: Alignment) -> tuple[dict[int, Why], bool]:
-    assert head.call is not None
-    seq, edges, completed = head.call.seq, {}, False
-    rooted = is_rooted(alignment.calls(head.call))
+def _collective_edges(call: Call, group: Group, alignment: Alignment) -> tuple[dict[int, Why], bool]:
+    """Whom a rank waits for that is stuck in `call`, and whether the call has ended for someone."""
+    edges: dict[int, Why] = {}
+    completed, rooted = False, is_rooted(alignment.calls(call))
     for member in group.members:
-        if member == rank:
-            continue
         cell = group.cells.get(member)
         if cell is None:
             edges[member] = Why.NO_DUMP
-        elif not cell.asked(seq):
+        elif not cell.asked(call.seq):
             edges[member] = Why.NOT_ASKED
+        elif cell.ended(call.seq):
+            completed = completed or not rooted
         elif cell.tells:
-            own = next((call for call in cell.stuck if call.seq == seq), None)
-            other = alignment.heads.get(member)
-            if own is None:
-                completed = completed or not rooted
-            elif other is not None and other.order < own.order:
+            line, other = alignment.timeline(member, group.key), alignment.heads.get(member)
+            own = line.at(call.seq) if line else None
+            if own is not None and other is not None and other.order < own.order:
                 edges[member] = Why.QUEUED
-    if not group.cells[rank].tells:
+    if any(not cell.tells for cell in group.cells.values()):
         # gloo: what a silent rank has done is not known, and what is stuck was found by who has not asked.
         edges = {member: why for member, why in edges.items() if why is Why.NOT_ASKED}
     return edges, completed

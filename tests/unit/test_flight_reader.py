@@ -16,7 +16,7 @@ from ray_nccl_guard.flight.dump import GroupKey, State, Vocabulary
 from ray_nccl_guard.flight.reader import rank_of_name
 from ray_nccl_guard.flight.template import Raw, RecordTemplates
 from ray_nccl_guard.flight.unpickle import loads_plain
-from tests.unit.flight_builders import DATA, dump, record
+from tests.unit.flight_builders import DATA, as_torch_writes, dump, record
 
 TORCHS_OWN = DATA / "skips" / "fr_rank_2"
 DEFAULT = GroupKey("0", "default_pg")
@@ -58,6 +58,11 @@ def test_most_records_of_a_long_dump_are_read_by_template_and_equal_the_slow_way
     shortcut = loads_plain(data, Limits(), RecordTemplates())["entries"]
     assert sum(type(entry) is Raw for entry in shortcut) >= len(shortcut) - 4
     assert loads_plain(data, Limits()) == pickle.loads(data)
+
+
+def test_the_dumps_that_these_tests_build_are_written_as_torch_writes_them():
+    data = TORCHS_OWN.read_bytes()
+    assert as_torch_writes(loads_plain(data, Limits())) == data
 
 
 def test_the_json_that_torch_writes_is_read_too():

@@ -1,0 +1,188 @@
+"""What reading Flight Recorder dumps costs, beside torch's own analyser, and what recording them costs.
+
+    python benchmarks/flight.py [--sizes 64x200 1024x200] [--peer] [--recording] [--json]
+
+Dumps are synthetic, in the bytes that torch's pickler writes (tests/unit/flight_builders.py): one default group on NCCL,
+three frames of stack a record, rank 3 one call behind. Each reader runs in a process of its own; CPU seconds and peak
+memory are that process's, start of the interpreter and imports included. `torchfrtrace` is that of the installed torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+CULPRIT = 3
+SIZES = ("64x200", "64x2000", "256x2000", "1024x200", "1024x2000")
+OURS = (
+    "import sys; from ray_nccl_guard import flight; v = flight.diagnose(flight.load([sys.argv[1]]));"
+    "print(v.kind.value, list(v.culprit_ranks))"
+)
+PEER = "from torch.distributed.flight_recorder.fr_trace import main; main()"
+
+
+def make_dumps(folder: Path, ranks: int, entries: int) -> int:
+    """Write the dumps of one job and return their size in bytes. All ranks but one write the same bytes."""
+    from tests.unit.flight_builders import dump
+
+    groups = {("0", "default_pg"): range(ranks)}
+    same = dump(_records(entries, ranks), groups, first=1)
+    behind = dump(_records(entries, ranks, missing=1), groups)
+    for rank in range(ranks):
+        (folder / f"rank_{rank}").write_bytes(behind if rank == CULPRIT else same)
+    return (ranks - 1) * len(same) + len(behind)
+
+
+def _records(entries: int, ranks: int, missing: int = 0) -> list[dict[str, Any]]:
+    """The last `entries` calls of a loop of five; `missing` drops the newest and starts as much earlier."""
+    from tests.unit.flight_builders import record
+
+    calls = [
+        ("all_reduce", [1 << 20]),
+        ("all_reduce", [4096, 1024]),
+        ("_all_gather_base", [512]),
+        ("broadcast", [8]),
+        ("barrier", [1]),
+    ]
+    torchs = [
+        {"name": name, "filename": "/opt/torch/distributed/c10d.py", "line": line}
+        for name, line in (("wrapper", 83), ("call", 7))
+    ]
+    found = []
+    for seq in range(1 - missing + 1, entries + 2 - missing):
+        op, size = calls[seq % len(calls)]
+        last = seq == entries + 1
+        out = [512 * ranks] if op == "_all_gather_base" else None
+        one = record(op, seq, "scheduled" if last else "completed", size=size, line=seq % len(calls), out=out)
+        one["frames"] = [*torchs, *one["frames"]]
+        if not last:
+            one["time_discovered_started_ns"] = one["time_discovered_completed_ns"] = one["time_created_ns"] + 1000
+        found.append(one)
+    return found
+
+
+def measure(code: str, arguments: list[str], deadline_s: float) -> dict[str, Any]:
+    """CPU seconds, wall seconds and peak MB of `python -c code`, and what it printed."""
+    tail = (
+        "\nimport resource\nu = resource.getrusage(resource.RUSAGE_SELF)"
+        "\nprint('\\nUSED', u.ru_utime + u.ru_stime, u.ru_maxrss)"
+    )
+    start_s = time.monotonic()
+    command = [sys.executable, "-c", code + tail, *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=deadline_s, cwd=ROOT)
+    except subprocess.TimeoutExpired:
+        return {"ended": False, "wall_s": deadline_s}
+    output = done.stdout + done.stderr
+    used = re.search(r"^USED ([\d.]+) (\d+)", output, re.MULTILINE)
+    if used is None:
+        return {"ended": False, "error": output.strip().splitlines()[-1:]}
+    wall_s = round(time.monotonic() - start_s, 2)
+    return {
+        "ended": True,
+        "cpu_s": round(float(used[1]), 2),
+        "wall_s": wall_s,
+        "peak_mb": int(used[2]) // 1024,
+        "output": output,
+    }
+
+
+def compare(size: str, peer: bool, deadline_s: float) -> dict[str, Any]:
+    """Both readers on one set of dumps, one after the other."""
+    ranks, entries = (int(part) for part in size.split("x"))
+    with tempfile.TemporaryDirectory() as folder:
+        row: dict[str, Any] = {
+            "ranks": ranks,
+            "entries": entries,
+            "mb": round(make_dumps(Path(folder), ranks, entries) / 1e6, 1),
+        }
+        row["guard"] = ours = measure(OURS, [folder], deadline_s)
+        ours["right"] = f"missing_rank [{CULPRIT}]" in ours.pop("output", "")
+        if peer:
+            row["torchfrtrace"] = theirs = measure(PEER, [folder, "-p", "rank_"], deadline_s)
+            theirs["right"] = bool(re.search(rf"missing ranks: \{{{CULPRIT}\}}", theirs.pop("output", "")))
+    return row
+
+
+def recording(count: int, repeats: int) -> dict[str, Any]:
+    """Microseconds of an all_reduce of 4 bytes between two gloo ranks, with the recorder off, on, and on with C++ stacks."""
+    modes = {"off": ("0", "0"), "on": ("2000", "0"), "on, C++ stacks": ("2000", "1")}
+    medians: dict[str, list[float]] = {name: [] for name in modes}
+    for _ in range(repeats):  # interleaved, so that a busy moment of the machine falls on all
+        for name, (buffer, stacks) in modes.items():
+            medians[name].append(_all_reduce_us(count, buffer, stacks))
+    best = {name: min(values) for name, values in medians.items()}
+    return {"all_reduce_us": best, "ratio_to_off": {name: round(value / best["off"], 3) for name, value in best.items()}}
+
+
+def _all_reduce_us(count: int, buffer: str, stacks: str) -> float:
+    code = (
+        "import sys, time, torch, torch.distributed as dist\n"
+        "rank, folder, count = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])\n"
+        "torch.set_num_threads(1)\n"
+        "dist.init_process_group('gloo', init_method=f'file://{folder}/store', rank=rank, world_size=2)\n"
+        "x, took = torch.ones(1), []\n"
+        "for _ in range(count):\n"
+        "    start = time.perf_counter(); dist.all_reduce(x); took.append(time.perf_counter() - start)\n"
+        "print(sorted(took)[count // 2] * 1e6)\n"
+    )
+    sizes = {name: buffer for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")}
+    cpp = {name: stacks for name in ("TORCH_FR_CPP_STACK", "TORCH_NCCL_TRACE_CPP_STACK")}
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-c", code, str(rank), folder, str(count)],
+                stdout=subprocess.PIPE, text=True, env={**os.environ, **sizes, **cpp, "GLOO_SOCKET_IFNAME": "lo"},
+            )
+            for rank in range(2)
+        ]  # fmt: skip
+        try:
+            return round(float(ranks[0].communicate(timeout=300)[0]), 1)
+        finally:
+            for process in ranks:
+                process.kill()
+                process.wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="*", default=list(SIZES), metavar="RANKSxENTRIES")
+    parser.add_argument("--peer", action="store_true", help="run torchfrtrace of the installed torch on the same dumps")
+    parser.add_argument("--deadline-s", type=float, default=600, help="for one reader on one set")
+    parser.add_argument(
+        "--recording", action="store_true", help="measure what recording costs a gloo collective (needs torch)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    args = parser.parse_args()
+    result: dict[str, Any] = {"reading": []}
+    for size in args.sizes:
+        row = compare(size, args.peer, args.deadline_s)
+        result["reading"].append(row)
+        if not args.json:
+            print(f"{row['ranks']} ranks x {row['entries']} records, {row['mb']} MB", flush=True)
+            for name in ("guard", "torchfrtrace"):
+                if name in row:
+                    print(f"  {name:<13}{row[name]}", flush=True)
+    if args.recording:
+        result["recording"] = recording(count=2000, repeats=3)
+        if not args.json:
+            print(f"recording: {result['recording']}")
+    result["max_rss_of_children_mb"] = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
+    if args.json:
+        print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
