@@ -66,6 +66,9 @@ class RankFacts:
         settings: environment variables under `SETTING_PREFIXES`.
         shm_total_bytes, shm_free_bytes: of /dev/shm, None where there is none.
         limits: soft limits that NCCL meets, e.g. `memlock` in bytes (-1 unlimited).
+        libnccl: the file that this process will load, with its version and a fingerprint of its content.
+        jit: the driver must compile libnccl for this GPU at its first use, which takes minutes.
+        notes: what is worth a line in the report and explains no failure.
         not_run: checks that could not be made, with their reason. They are never taken as passed.
     """
 
@@ -88,7 +91,9 @@ class RankFacts:
     shm_free_bytes: int | None = None
     limits: Mapping[str, int] = field(default_factory=dict)
     libnccl: Mapping[str, str] = field(default_factory=dict)
+    jit: bool = False
     findings: tuple[Finding, ...] = ()
+    notes: tuple[str, ...] = ()
     not_run: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -115,6 +120,12 @@ def collect(rank: int, **known: object) -> RankFacts:
             "nofile": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         },
     }
+    if isinstance(index := known.get("device_index"), int):
+        from ray_nccl_guard import gpu_facts  # only where there is a GPU: it reads libraries and asks NVML
+
+        gpu = gpu_facts.collect(rank, index, os.environ)
+        not_run |= gpu.pop("not_run")
+        facts |= gpu
     return RankFacts(rank=rank, not_run=not_run, **{**facts, **known})  # type: ignore[arg-type]
 
 

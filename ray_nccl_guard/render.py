@@ -234,7 +234,8 @@ def _passed(report: Report) -> str:
     took = f" in {seconds:.2f} s" if seconds is not None else ""
     proved = ", ".join(report.collectives_proved) or "nothing"
     again = " (a passed check of the same workers was reused)" if not report.attempts else f" ({proved})"
-    return f"ok: {report.decision.backend} passed pre-flight on {report.world_size} of {report.world_size} ranks{took}{again}"
+    line = f"ok: {report.decision.backend} passed pre-flight on {report.world_size} of {report.world_size} ranks{took}{again}"
+    return "\n".join([line, *(f"note: {note}" for note in (*report.decision.notes, *report.notes))])
 
 
 def _guard_error(report: Report) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ray_nccl_guard.classes import FailureClass
-from ray_nccl_guard.evidence import Finding
+from ray_nccl_guard.facts import Finding
 from ray_nccl_guard.network.addresses import AddressChoice, Library
 
 

@@ -17,6 +17,8 @@ from ray_nccl_guard.ray_train.workers import Answer, Workers, values
 # a worker that died, is stopped or hangs itself.
 _SILENCE_S = 1.8
 _STORE_S = 30.0
+# What DESIGN D5 allows once for the driver to compile libnccl for a GPU that it has no code for.
+_JIT_S = 300.0
 
 
 class Prover:
@@ -61,6 +63,7 @@ class Prover:
             device_index=fact.device_index,
             local_rank=fact.local_rank,
             collectives=self.settings.collectives,
+            jit_s=_JIT_S if any(f.jit for f in self.facts) else 0.0,
             env={**_launch_variables(fact, len(self.facts)), **rung.env},
             spec=self.spec,
         )
