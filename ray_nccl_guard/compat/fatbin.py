@@ -20,10 +20,11 @@ from dataclasses import dataclass
 from ray_nccl_guard.compat.arch import Arch
 from ray_nccl_guard.compat.elf import Elf, Span
 from ray_nccl_guard.compat.errors import BrokenFatbin, NoGpuCode
-from ray_nccl_guard.compat.mapping import PIECE_BYTES, let_go, mapped, search
+from ray_nccl_guard.compat.mapping import PIECE_BYTES, first_nonzero, let_go, mapped, search
 
 MAGIC = 0xBA55ED50
 EXECUTABLE, RELOCATABLE = ".nv_fatbin", "__nv_relfatbin"
+_ANYWHERE = "*"
 
 _MAGIC = re.compile(re.escape(struct.pack("<I", MAGIC)))
 _CONTAINER = struct.Struct("<IHHQ")
@@ -32,10 +33,9 @@ _VERSION = 1  # in every file seen, CUDA 11.0 to 13.4
 _KIND_PTX, _KIND_SASS = 1, 2
 # Proven with controlled images: 90/90a, 100/100a/100f, 120/120a/120f differ in these bits only.
 _FLAG_A, _FLAG_F = 1 << 20, 1 << 21
-_NOT_ZERO = re.compile(rb"[^\0]")
 _NCCL = re.compile(
-    rb"NCCL version (\d{1,3}\.\d{1,3}\.\d{1,3})[ -~]{0,40}? compiled with CUDA (\d{1,3}\.\d{1,3})"
-    rb"|NCCL version (\d{1,3}\.\d{1,3}\.\d{1,3})[ -~]{0,12}\+cuda(\d{1,3}\.\d{1,3})"
+    rb"NCCL version (\d{1,3}\.\d{1,3}\.\d{1,3})"
+    rb"(?:[ -~]{0,40}? compiled with CUDA |[ -~]{0,12}\+cuda)(\d{1,3}\.\d{1,3})"
 )
 _LONGEST_VERSION = 128  # of _NCCL, whose parts are all bounded
 # libtorch_cuda 2.15.0 has 476 containers of 6 to 12 entries, libnccl 2.30.7 155; bounds that only a forged file meets.
@@ -111,9 +111,10 @@ def core(groups: tuple[Group, ...]) -> tuple[frozenset[Arch], frozenset[Arch]]:
     device-linked container carries no PTX of its own: where there is relocatable code, that is what the driver compiles.
     """
     plain = [g for g in groups if any(not arch.suffix for arch in g.sass | g.ptx)] or list(groups)
-    # A container of PTX only (sass empty) must count: its kernels have no compiled code anywhere.
-    relocatable = [g.ptx for g in plain if g.section == RELOCATABLE]
-    loaded = [g.ptx for g in plain if g.section != RELOCATABLE and (g.ptx or not relocatable)]
+    # Without a section table the two kinds cannot be told apart: PTX that is there is taken for the driver's, since a probe
+    # tests it, whereas "no code at all" would be believed without one.
+    relocatable = [g.ptx for g in plain if g.section == RELOCATABLE or (g.section == _ANYWHERE and g.ptx)]
+    loaded = [g.ptx for g in plain if g.section == EXECUTABLE and (g.ptx or not relocatable)]
     sass = frozenset.intersection(*(g.sass for g in plain))
     ptx = frozenset.intersection(*relocatable, *loaded) if relocatable or loaded else frozenset()
     return sass, ptx
@@ -169,7 +170,7 @@ class _Tally:
 
 def _spans(elf: Elf) -> list[Span]:
     if not elf.sections:
-        return [Span(name="*", start=0, end=len(elf.data))]
+        return [Span(name=_ANYWHERE, start=0, end=len(elf.data))]
     spans = sorted((s for s in elf.sections if s.name in (EXECUTABLE, RELOCATABLE)), key=lambda s: s.start)
     for before, after in itertools.pairwise(spans):
         if after.start < before.end:  # a forged table may name the same bytes often: time would no longer be linear
@@ -185,11 +186,14 @@ def _containers(data: mmap.mmap, span: Span, path: str, *, strict: bool) -> Iter
     """
     at = kept_from = span.start
     while at < span.end:
-        # The magic has no zero byte, so the first byte after padding is where it starts.
-        found = search(data, _NOT_ZERO if strict else _MAGIC, at, span.end, longest=4)
-        if found is None:
+        if strict:
+            start = first_nonzero(data, at, span.end)  # the magic has no zero byte: it starts where padding ends
+        else:
+            found = search(data, _MAGIC, at, span.end, longest=4)
+            start = found.start() if found else None
+        if start is None:
             return
-        at = found.start()
+        at = start
         if at - kept_from > PIECE_BYTES:
             let_go(data, at)
             kept_from = at
@@ -221,15 +225,14 @@ def _entries(data: mmap.mmap, at: int, end: int, path: str) -> Iterator[tuple[in
             raise BrokenFatbin(f"{path}: the GPU image at {at:#x} claims architecture {number}, which is none")
         yield kind, number, flags, major, minor
         at += header_bytes + payload_bytes
-    if search(data, _NOT_ZERO, at, end, longest=1):
+    if first_nonzero(data, at, end) is not None:
         raise BrokenFatbin(f"{path}: {end - at} bytes at {at:#x} belong to no GPU image")
 
 
 def _nccl_version(data: mmap.mmap, elf: Elf) -> tuple[str | None, str | None]:
-    spans = [s for s in elf.sections if s.name == ".rodata"] or [Span(name="*", start=0, end=len(data))]
+    spans = [s for s in elf.sections if s.name == ".rodata"] or [Span(name=_ANYWHERE, start=0, end=len(data))]
     for span in spans:
         found = search(data, _NCCL, span.start, span.end, longest=_LONGEST_VERSION)
         if found:
-            version, build = (part.decode() for part in found.groups() if part)
-            return version, build
+            return found[1].decode(), found[2].decode()
     return None, None

@@ -14,6 +14,7 @@ from ray_nccl_guard.compat.errors import LibraryUnreadable
 # How much of the file is looked at before its pages are let go. The kernel maps more pages around every header that is
 # read: without this `compat` takes 145 MiB at peak for torch 2.15.0, with it 31 (benchmarks/arch_scan.py verb).
 PIECE_BYTES = 8 << 20
+_STRIP_BYTES = 4096  # padding is a few bytes; stripping copies beats a regular expression tenfold where it is not
 
 
 @contextmanager
@@ -65,4 +66,16 @@ def search(data: mmap.mmap, pattern: re.Pattern[bytes], start: int, end: int, *,
         if found:
             return found
         let_go(data, at + PIECE_BYTES if at + PIECE_BYTES < end else at)
+    return None
+
+
+def first_nonzero(data: mmap.mmap, start: int, end: int) -> int | None:
+    """Where the first byte other than zero lies in a range, None if there is none."""
+    for at in range(start, end, _STRIP_BYTES):
+        piece = data[at : min(end, at + _STRIP_BYTES)]
+        rest = piece.lstrip(b"\0")
+        if rest:
+            return at + len(piece) - len(rest)
+        if (at - start) % PIECE_BYTES == 0:
+            let_go(data, at)
     return None

@@ -81,6 +81,13 @@ def test_a_library_without_section_table_is_searched_whole(tmp_path):
     assert (sm(images), images.nccl_version) == (["sm_90"], "2.30.7")
 
 
+def test_stripping_the_section_table_changes_no_verdict(tmp_path):
+    whole = scan(libnccl(tmp_path / "a.so", "sm_80 sm_90 compute_90"))
+    bare = scan(libnccl(tmp_path / "b.so", "sm_80 sm_90 compute_90", strip=True))
+    assert (whole.stripped, bare.stripped) == (False, True)
+    assert (whole.sass, whole.ptx) == (bare.sass, bare.ptx)
+
+
 def test_a_library_says_for_which_processor_it_is(tmp_path):
     assert scan(libnccl(tmp_path / "a.so", machine=AARCH64)).machine == "aarch64"
     assert scan(libnccl(tmp_path / "x.so", machine=X86_64)).machine == "x86_64"
