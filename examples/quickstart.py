@@ -25,7 +25,9 @@ def train_func(config: dict[str, int]) -> None:
     from ray_nccl_guard import current_report
 
     torch.manual_seed(0)
-    model = ray.train.torch.prepare_model(torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1)))
+    model = ray.train.torch.prepare_model(
+        torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
+    )
     device = ray.train.torch.get_device()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     inputs = torch.randn(256, 8, generator=torch.Generator().manual_seed(dist.get_rank())).to(device)

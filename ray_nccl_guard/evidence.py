@@ -9,7 +9,6 @@ from enum import Enum
 from ray_nccl_guard.facts import Finding
 from ray_nccl_guard.probe.spec import LogLine, Outcome, ProbeResult, Step
 
-
 __all__ = ["Evidence", "Finding", "Origin", "RankEvidence", "align"]
 
 
@@ -85,9 +84,7 @@ def align(
         _record(by_rank.get(rank) or ProbeResult(rank=rank, outcome=Outcome.MISSING), (hosts or {}).get(rank, ""))
         for rank in range(world_size)
     )
-    return Evidence(
-        origin=origin, backend=backend, world_size=world_size, ranks=ranks, findings=tuple(findings)
-    )
+    return Evidence(origin=origin, backend=backend, world_size=world_size, ranks=ranks, findings=tuple(findings))
 
 
 def _record(result: ProbeResult, host: str) -> RankEvidence:

@@ -36,7 +36,10 @@ def collect(rank: int, device_index: int, environ: Mapping[str, str]) -> dict[st
         judgement = judge(images, listed.capability, here.driver_cuda, environ)
         findings += _findings(rank, judgement, images, listed)
         jit = judgement.verdict is Fit.PTX_JIT_ONLY
-        if torch_images is not None and judge(torch_images, listed.capability, here.driver_cuda, environ).verdict is Fit.NONE:
+        if (
+            torch_images is not None
+            and judge(torch_images, listed.capability, here.driver_cuda, environ).verdict is Fit.NONE
+        ):
             # Without torch's own code there is nothing to train with, and gloo is no way out: the device step will say it.
             findings.append(
                 Finding(
@@ -71,7 +74,11 @@ def _libraries(not_run: dict[str, str]) -> tuple[dict[str, str], Images | None, 
     known = {"path": library.path, "found_by": library.via.value}
     images = _scan(library.path, "libnccl", not_run)
     if images is not None:
-        known |= {"version": images.nccl_version or "", "cuda": images.cuda_build or "", "fingerprint": fingerprint(library.path)}
+        known |= {
+            "version": images.nccl_version or "",
+            "cuda": images.cuda_build or "",
+            "fingerprint": fingerprint(library.path),
+        }
     torch_library = find_libtorch_cuda()
     torch_images = None if torch_library is None else _scan(torch_library.path, "libtorch_cuda", not_run)
     return known, images, torch_images

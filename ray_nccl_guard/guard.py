@@ -124,5 +124,3 @@ class Preflight:
 
     def _budget_left_s(self) -> float:
         return self.ladder.policy.budget_s - (time.monotonic() - self.started_s)
-
-

@@ -142,9 +142,17 @@ class Ladder:
                 action=Action.PROCEED, backend=self.wanted.backend, because=f"policy: {primary.failure.value} = proceed"
             )
         if action is not Action.FALL_BACK and not self.policy.whatever_class:
-            how = "it failed again when it was tried once more" if action is Action.RETRY else CLASSES[primary.failure].gloo_why
+            how = (
+                "it failed again when it was tried once more"
+                if action is Action.RETRY
+                else CLASSES[primary.failure].gloo_why
+            )
             return self.refuse(f"policy {self.policy.name}: {primary.failure.value} = refuse; {how}")
-        if primary.failure is FailureClass.DUPLICATE_GPU and not 0 < self.wanted.asked_gpus < 1 and not self.policy.whatever_class:
+        if (
+            primary.failure is FailureClass.DUPLICATE_GPU
+            and not 0 < self.wanted.asked_gpus < 1
+            and not self.policy.whatever_class
+        ):
             return self.refuse("two ranks share a GPU although whole GPUs were asked for; gloo would hide that")
         return self._relief(verdict) or self._legacy(primary) or self._gloo(primary)
 
@@ -168,7 +176,9 @@ class Ladder:
         return Rung(backend=backend, env=relief, why=f"it is the smallest setting known to sidestep {verdict.failure.value}")
 
     def _legacy(self, primary: Verdict) -> Rung | None:
-        if primary.failure not in _MAY_BE_BACKEND or not (self.wanted.has_legacy and self.policy.relief and self.first.backend in ("nccl", "nccl2")):
+        if primary.failure not in _MAY_BE_BACKEND or not (
+            self.wanted.has_legacy and self.policy.relief and self.first.backend in ("nccl", "nccl2")
+        ):
             return None
         if any(r.backend == "nccl-legacy" for r in self._tried):
             return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -145,7 +145,12 @@ class Policy:
     @classmethod
     def from_name(cls, name: str) -> Policy:
         """A preset by its name: default, fallback, strict or observe."""
-        presets = {"default": cls, "fallback": cls.fallback, "strict": cls.strict, "observe": cls.observe}
+        presets: dict[str, Callable[[], Policy]] = {
+            "default": cls,
+            "fallback": cls.fallback,
+            "strict": cls.strict,
+            "observe": cls.observe,
+        }
         if name not in presets:
             near = difflib.get_close_matches(name, presets, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""

@@ -146,7 +146,11 @@ def _evidence(report: Report) -> list[str]:
         lines += _row("evidence" if number == 0 else "", f"{rank}{quote.source or 'log'}:{quote.line}")
         text = quote.text.strip()
         lines += textwrap.wrap(
-            text[:600], _WIDTH, initial_indent=" " * (_LABEL + 4), subsequent_indent=" " * (_LABEL + 4), break_on_hyphens=False
+            text[:600],
+            _WIDTH,
+            initial_indent=" " * (_LABEL + 4),
+            subsequent_indent=" " * (_LABEL + 4),
+            break_on_hyphens=False,
         )
     more = len(quotes) - _MOST_QUOTES
     if more > 0:
@@ -234,7 +238,9 @@ def _passed(report: Report) -> str:
     took = f" in {seconds:.2f} s" if seconds is not None else ""
     proved = ", ".join(report.collectives_proved) or "nothing"
     again = " (a passed check of the same workers was reused)" if not report.attempts else f" ({proved})"
-    line = f"ok: {report.decision.backend} passed pre-flight on {report.world_size} of {report.world_size} ranks{took}{again}"
+    line = (
+        f"ok: {report.decision.backend} passed pre-flight on {report.world_size} of {report.world_size} ranks{took}{again}"
+    )
     return "\n".join([line, *(f"note: {note}" for note in (*report.decision.notes, *report.notes))])
 
 

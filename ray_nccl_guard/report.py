@@ -132,7 +132,9 @@ class Report:
             "local_rank": facts.local_rank,
             "device": last.device if last else None,
             "gpu_ids": list(facts.gpu_ids),
-            "gpu": None if facts.gpu is None else {"uuid": facts.gpu.uuid, "name": facts.gpu.name, "capability": facts.gpu.capability},
+            "gpu": None
+            if facts.gpu is None
+            else {"uuid": facts.gpu.uuid, "name": facts.gpu.name, "capability": facts.gpu.capability},
             "driver_version": facts.driver_version,
             "torch_version": facts.torch_version,
             "libnccl": dict(facts.libnccl),
@@ -164,7 +166,7 @@ def ranks_text(ranks: tuple[int, ...] | list[int]) -> str:
     run: list[int] = []
     for rank in [*sorted(ranks), None]:
         if run and rank == run[-1] + 1:
-            run.append(rank)  # type: ignore[arg-type]
+            run.append(rank)
             continue
         if run:
             parts.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")

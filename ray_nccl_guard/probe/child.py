@@ -115,7 +115,9 @@ class _Child:
         import torch.distributed as dist
 
         dist.init_process_group(self.task.backend, store=dist.HashStore(), rank=0, world_size=1)
-        raise RuntimeError(f"no CUDA device is visible to this worker (torch.cuda.is_available() is {torch.cuda.is_available()})")
+        raise RuntimeError(
+            f"no CUDA device is visible to this worker (torch.cuda.is_available() is {torch.cuda.is_available()})"
+        )
 
     def form_communicator(self) -> None:
         import torch

@@ -6,7 +6,7 @@ import os
 import time
 from dataclasses import replace
 
-from ray_nccl_guard.probe import kernel, process
+from ray_nccl_guard.probe import kernel, memory, process
 from ray_nccl_guard.probe.child import EXIT_OK, EXIT_SPAWN_ME
 from ray_nccl_guard.probe.journal import JournalReader, anonymous_file, say_go, silent_s
 from ray_nccl_guard.probe.record import Record, tail
@@ -55,15 +55,17 @@ def run_rank(task: RankTask) -> ProbeResult:
     return replace(result, seconds=time.monotonic() - started_s)
 
 
-def settle() -> bool:
-    """Wait for children that were killed but had not been reaped; False if one still stands (it sits in the GPU driver)."""
+def settle(gpu_uuid: str, free_before_bytes: int | None) -> tuple[bool, str]:
+    """After a child that failed: wait until it is reaped and its GPU memory is back.
+
+    Returns whether a killed child still stands (it sits in the GPU driver), and what is worth a note.
+    """
     _unreaped[:] = [child for child in _unreaped if not child.kill(within_s=SETTLE_S)]
-    return not _unreaped
-
-
-def unstuck(result: ProbeResult) -> ProbeResult:
-    """`result` once its child has been reaped after all."""
-    return replace(result, stuck=False)
+    if _unreaped:
+        return True, ""
+    if gpu_uuid and free_before_bytes and memory.wait_until_back(gpu_uuid, free_before_bytes) is False:
+        return False, f"GPU {gpu_uuid} had not got back the memory of the probe's process after {memory.BACK_S:g} s"
+    return False, ""
 
 
 class _Watch:

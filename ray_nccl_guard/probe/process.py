@@ -109,7 +109,9 @@ def _spawn(task: RankTask, fds: tuple[int, int, int, int], env: dict[str, str]) 
     # The child finds this package wherever the worker found it: site-packages, py_modules or the working directory. The
     # program is started by posix_spawn, since a fork of this process is just what may not be safe.
     payload_fd, write_fd = os.pipe()
-    program = "import sys,pickle,os\nsys.path[:] = %r\nfrom ray_nccl_guard.probe.process import spawned\nspawned(%r, %r, %r)\n"
+    program = (
+        "import sys,pickle,os\nsys.path[:] = %r\nfrom ray_nccl_guard.probe.process import spawned\nspawned(%r, %r, %r)\n"
+    )
     arguments = [sys.executable, "-c", program % (sys.path, fds, payload_fd, os.getpid())]
     for fd in (*fds, payload_fd):
         os.set_inheritable(fd, True)

@@ -81,7 +81,9 @@ class ProbeSpec:
     def __post_init__(self) -> None:
         for name in ("store_s", "peers_s", "import_s", "device_s", "comm_init_s", "collective_s", "teardown_s"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"ProbeSpec.{name} is a deadline in seconds and must be above 0, not {getattr(self, name)!r}")
+                raise ValueError(
+                    f"ProbeSpec.{name} is a deadline in seconds and must be above 0, not {getattr(self, name)!r}"
+                )
         if self.comm_init_per_rank_s < 0:
             raise ValueError("ProbeSpec.comm_init_per_rank_s must not be negative")
         if not self.sizes_bytes or any(size < 4 for size in self.sizes_bytes):

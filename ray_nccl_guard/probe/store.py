@@ -94,7 +94,9 @@ class Link:
                     return
                 self._look()
                 self._stop.wait(self._interval_s)
-        except RuntimeError as error:  # DistError: the store's host is gone or closed it; the launcher goes by its own deadlines
+        except (
+            RuntimeError
+        ) as error:  # DistError: the store's host is gone or closed it; the launcher goes by its own deadlines
             self.broken = f"{type(error).__name__}: {error}"
 
     def _look(self) -> None:

@@ -43,7 +43,7 @@ class GuardedBackend(_TorchBackend):
             formed = start.run()
         except (NcclInitRefused, GuardRestart):
             raise
-        except Exception as error:  # the one border: the guard's own failure never stops a healthy job
+        except Exception:  # the one border: the guard's own failure never stops a healthy job
             publish.announce(self._own_failure(start, backend))
             if settings.policy.on_guard_error == "raise":
                 raise

@@ -92,4 +92,3 @@ class TrainingGroup:
 def _patience_s(answer: Answer) -> float | None:
     ok = isinstance(answer.value, ProbeResult) and answer.value.outcome is Outcome.OK
     return None if ok else GRACE_S
-

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ray_nccl_guard.facts import RankFacts
 from ray_nccl_guard.guard import GroupLost
 from ray_nccl_guard.ladder import Rung
-from ray_nccl_guard.probe import launch, store
+from ray_nccl_guard.probe import launch, memory, store
 from ray_nccl_guard.probe.spec import Outcome, ProbeResult, ProbeSpec, RankTask, Step
 from ray_nccl_guard.ray_train.settings import GuardSettings
 from ray_nccl_guard.ray_train.workers import Answer, Workers, values
@@ -26,6 +27,7 @@ class Prover:
 
     def __init__(self, workers: Workers, facts: Sequence[RankFacts], settings: GuardSettings, spec: ProbeSpec) -> None:
         self.workers, self.facts, self.settings, self.spec = workers, facts, settings, spec
+        self.notes: list[str] = []
 
     def prove(self, rung: Rung) -> list[ProbeResult]:
         """One probe of `rung` on every rank.
@@ -78,13 +80,20 @@ class Prover:
         return _SILENCE_S if timed_out else launch.GRACE_S + _SILENCE_S
 
     def _settle(self, results: list[ProbeResult]) -> list[ProbeResult]:
-        """Give children that were killed but not yet reaped their time; what stays is stuck in the driver."""
-        stuck = [r.rank for r in results if r.stuck]
-        if not stuck:
+        """Give children that failed the time to be reaped and their GPU memory the time to come back."""
+        failed = [r for r in results if r.stuck or (r.outcome is not Outcome.OK and r.free_before_bytes)]
+        if not failed:
             return results
-        late = self.workers.ask(launch.settle, deadline_s=launch.SETTLE_S + _SILENCE_S, ranks=stuck)
-        freed = {a.rank for a in late if a.ok and a.value}
-        return [launch.unstuck(r) if r.rank in freed else r for r in results]
+        gpus = {f.rank: f.gpu.uuid if f.gpu else "" for f in self.facts}
+        late = self.workers.ask(
+            launch.settle,
+            [(gpus[r.rank], r.free_before_bytes) for r in failed],
+            deadline_s=launch.SETTLE_S + memory.BACK_S + _SILENCE_S,
+            ranks=[r.rank for r in failed],
+        )
+        settled = {a.rank: a.value for a in late if a.ok}
+        self.notes += [note for _, note in settled.values() if note]
+        return [replace(r, stuck=settled.get(r.rank, (r.stuck, ""))[0]) for r in results]
 
 
 def lost_result(answer: Answer) -> ProbeResult:

@@ -25,7 +25,9 @@ def write(report: Report, workers: Workers) -> Report:
     if storage is None:
         return report
     failure: list[str] = []
-    thread = threading.Thread(target=_write, args=(storage, report.to_json(), failure), daemon=True, name="nccl-guard-report")
+    thread = threading.Thread(
+        target=_write, args=(storage, report.to_json(), failure), daemon=True, name="nccl-guard-report"
+    )
     thread.start()
     thread.join(_WRITE_S)
     path = f"{storage.experiment_fs_path}/{FOLDER}/report.json"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from ray_nccl_guard import eager, facts, render
 from ray_nccl_guard.evidence import Origin
@@ -112,7 +112,9 @@ class GuardedStart:
         identity = (state.backend, tuple(sorted(f.identity for f in self.facts)))
         if state.ladder is None or identity != state.identity:
             if state.identity is not None:
-                state.notes.append("the nodes, GPUs or settings changed since the last check: it starts at the first rung again")
+                state.notes.append(
+                    "the nodes, GPUs or settings changed since the last check: it starts at the first rung again"
+                )
                 state.attempts, state.decision, state.failures = [], None, 0
             state.ladder = Ladder(self._wanted(), self.policy)
             state.identity = identity
@@ -151,16 +153,17 @@ class GuardedStart:
             return preflight.run(prover.prove)
         except GroupLost as lost:
             self._after_lost(preflight, lost)
-            raise AssertionError("unreachable") from lost
+        finally:
+            state.notes += [note for note in prover.notes if note not in state.notes]
 
-    def _after_lost(self, preflight: Preflight, lost: GroupLost) -> None:
+    def _after_lost(self, preflight: Preflight, lost: GroupLost) -> NoReturn:
         if any(r.error.startswith("preempted") for r in lost.results):
             self._restart(preflight, "a worker was taken away by the cluster", counts=False)
         self._restart(preflight, "the workers are spent, and the next rung needs fresh ones")
 
     def _finish(self, report: Report) -> Report:
         report = report.with_changes(
-            notes=tuple(self.run_state.notes),
+            notes=(*self.run_state.notes, *(note for fact in self.facts for note in fact.notes)),
             timings_s={**report.timings_s, "guard": time.monotonic() - self.started_s},
         )
         self.run_state.decision = report.decision
@@ -187,7 +190,7 @@ class GuardedStart:
         why = "its communicator failed although the probe had passed"
         self._restart(preflight, f"the training group could not be formed: {why}", counts=not lost)
 
-    def _restart_for_lost(self, gone: list[Any], when: str) -> None:
+    def _restart_for_lost(self, gone: list[Any], when: str) -> NoReturn:
         preempted = all(a.preempted for a in gone)
         names = ", ".join(str(a.rank) for a in gone)
         self.run_state.failures += 0 if preempted else 1
@@ -199,7 +202,7 @@ class GuardedStart:
         self.placement.release()
         raise GuardRestart(f"rank {names} was lost {when}; trying again with fresh workers", {})
 
-    def _restart(self, preflight: Preflight, because: str, *, counts: bool = True) -> None:
+    def _restart(self, preflight: Preflight, because: str, *, counts: bool = True) -> NoReturn:
         state = self.run_state
         state.failures += 1 if counts else 0
         ladder = preflight.ladder
@@ -215,7 +218,7 @@ class GuardedStart:
         self.placement.release()
         raise GuardRestart(render.short(report), report.to_json())
 
-    def _refuse(self, report: Report) -> None:
+    def _refuse(self, report: Report) -> NoReturn:
         publish.announce(report)
         self.placement.release()
         raise NcclInitRefused(render.short(report), report.to_json())
@@ -224,5 +227,3 @@ class GuardedStart:
         """After the guard's own failure: leave the workers as plain TorchConfig expects them."""
         if self.group is not None:
             self.workers.ask(eager.leave, deadline_s=30.0)
-
-

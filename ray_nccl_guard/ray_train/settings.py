@@ -67,5 +67,3 @@ def policy_from(given: Policy | str | None, environ: Mapping[str, str]) -> Polic
         return given
     name = given if given is not None else environ.get(POLICY_VARIABLE)
     return Policy() if name is None else Policy.from_name(name)
-
-

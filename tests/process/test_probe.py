@@ -177,6 +177,7 @@ def test_a_childs_output_is_evidence_and_reaches_nobodys_terminal(capfd):
 def test_the_child_dies_with_its_launcher():
     pid = os.fork()
     if pid == 0:
+
         def hang() -> None:
             time.sleep(3600)
 

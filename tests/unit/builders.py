@@ -46,5 +46,13 @@ def finding(failure: str, text: str = "a fact", **fields: Any) -> Finding:
 
 def gpu_rank(rank: int, host: str = "gpu-01", **fields: Any) -> RankFacts:
     return RankFacts(
-        **{"rank": rank, "host": host, "node": host, "device_index": rank, "gpu_ids": (str(rank),), "local_rank": rank, **fields}
+        **{
+            "rank": rank,
+            "host": host,
+            "node": host,
+            "device_index": rank,
+            "gpu_ids": (str(rank),),
+            "local_rank": rank,
+            **fields,
+        }
     )
