@@ -14,35 +14,34 @@ import sys
 from typing import Any
 
 from ray_nccl_guard.network import addresses
-from ray_nccl_guard.network.cells import Target
-from ray_nccl_guard.network.listener import Listener
-from ray_nccl_guard.network.peers import probe
 from ray_nccl_guard.network.reach import connect
-
-RUN_ID = "lab"
+from ray_nccl_guard.network.stage import peers_stage
 
 
 def answer(value: Any) -> None:
     print(base64.b64encode(pickle.dumps(value)).decode(), flush=True)
 
 
+def exchange(name: str, mine: bytes, deadline_s: float) -> dict[int, bytes]:
+    """Through whoever started us, who knows all hosts."""
+    answer((name, mine, deadline_s))
+    given: dict[int, bytes] = pickle.loads(base64.b64decode(sys.stdin.readline()))
+    return given
+
+
 def main(rank: int, backend: str, node_ip: str) -> None:
     opened: list[Any] = []
-    for line in sys.stdin:
+    # Not `for line in sys.stdin`, which reads ahead of the exchange's own lines.
+    while line := sys.stdin.readline():
         command = json.loads(line)
         what = command.pop("do")
-        if what == "listen":
+        if what == "peers":
             choice = addresses.gather(os.environ, node_ip=node_ip, deadline_s=2.0)
-            address = choice.of(addresses.Library.GLOO if backend == "gloo" else addresses.Library.NCCL).address
-            port = 0
-            if address:
-                listener = Listener(address, rank=rank, run_id=RUN_ID, deadline_s=60.0).__enter__()
-                opened.append(listener)
-                port = listener.port
-            answer((choice, Target(rank=rank, address=address, port=port) if port else None))
-        elif what == "probe":
-            targets = [Target(**target) for target in command["targets"]]
-            answer(probe(rank, targets, run_id=RUN_ID, deadline_s=command["deadline_s"]))
+            row = peers_stage(
+                rank=rank, speakers=command["speakers"], choice=choice, backend=backend, run_id="lab", exchange=exchange,
+                deadline_s=command["deadline_s"],
+            )  # fmt: skip
+            answer(row)
         elif what == "serve":
             server = socket.create_server((node_ip, command["port"]), reuse_port=False)
             opened.append(server)

@@ -8,17 +8,15 @@ import pickle
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ray_nccl_guard.network.addresses import AddressChoice
-from ray_nccl_guard.network.cells import Cell, Target
-from ray_nccl_guard.network.diagnose import diagnose
+from ray_nccl_guard.network.cells import Cell
 from ray_nccl_guard.network.findings import Host, NetworkFinding
 from ray_nccl_guard.network.peers import DEADLINE_S
 from ray_nccl_guard.network.reach import ConnectResult
-from ray_nccl_guard.network.steadiness import ROUNDS, wants_more_rounds
+from ray_nccl_guard.network.stage import MARGIN_S, PeersRow, diagnose_rows
 from ray_nccl_guard.network.store import store_findings
 from tests.net.netlab import Lab, read_line
 
@@ -33,7 +31,6 @@ class Outcome:
 
     findings: tuple[NetworkFinding, ...]
     cells: tuple[Cell, ...]
-    hosts: tuple[Host, ...]
     seconds: float
 
 
@@ -71,27 +68,35 @@ class Stages:
         return store_findings(results, hosts, store=f"{self.lab.ip(0)} port {port}")
 
     def peers(self, between: Callable[[], None] = lambda: None, deadline_s: float = DEADLINE_S) -> Outcome:
-        """Addresses, N x N connections, diagnosis. `between` happens after the addresses and before the connections."""
-        listening: list[tuple[AddressChoice, Target | None] | None]
-        listening = self._all([{"do": "listen"}] * self.lab.count, START_LIMIT_S)
+        """The peers stage on every host. `between` happens when all listen and before the first connection."""
+        command = {"do": "peers", "speakers": list(range(self.lab.count)), "deadline_s": deadline_s}
+        said = dict(enumerate(self._all([command] * self.lab.count, START_LIMIT_S)))
         between()
         begin_s = time.monotonic()
-        targets = [asdict(said[1]) for said in listening if said and said[1]]
-        rounds, rows = [], self._round(targets, deadline_s)
-        rounds.append([cell for row in rows if row for cell in row])
-        while wants_more_rounds(rounds[0]) and len(rounds) < ROUNDS:
-            rounds.append([cell for row in self._round(targets, deadline_s) if row for cell in row])
-        hosts = tuple(
-            Host(rank=h, name=f"h{h}", ranks=(h,), choice=said[0] if said else None, answered=rows[h] is not None)
-            for h, said in enumerate(listening)
-        )
-        found = diagnose(rounds[0], hosts, self.backend, more_rounds=rounds[1:])
-        return Outcome(findings=found, cells=tuple(rounds[0]), hosts=hosts, seconds=time.monotonic() - begin_s)
+        rows: list[PeersRow] = []
+        while said := {host: what for host, what in said.items() if what is not None}:
+            rows += [what for what in said.values() if isinstance(what, PeersRow)]
+            asking = {host: what for host, what in said.items() if not isinstance(what, PeersRow)}
+            given = {host: what[1] for host, what in asking.items()}
+            said = self._exchange(given, deadline_s + MARGIN_S)
+        hosts = [Host(rank=host, name=f"h{host}", ranks=(host,)) for host in range(self.lab.count)]
+        found = diagnose_rows(rows, hosts, self.backend)
+        cells = tuple(cell for row in rows for cell in row.rounds[0])
+        return Outcome(findings=found, cells=cells, seconds=time.monotonic() - begin_s)
 
-    def _round(self, targets: Sequence[dict[str, Any]], deadline_s: float) -> list[tuple[Cell, ...] | None]:
-        command = {"do": "probe", "targets": targets, "deadline_s": deadline_s}
-        # The agents run into their own deadline first; 2 s is for scheduling on a loaded machine.
-        return self._all([command] * self.lab.count, deadline_s + 2.0)
+    def _exchange(self, given: dict[int, bytes], limit_s: float) -> dict[int, Any]:
+        """Give everybody what everybody gave, and wait for what they say next."""
+        line = base64.b64encode(pickle.dumps(given)) + b"\n"
+        for host in given:
+            stdin = self.agents[host].stdin
+            assert stdin is not None
+            try:
+                stdin.write(line)
+                stdin.flush()
+            except BrokenPipeError:
+                continue  # the host is dead: it will be the one that does not answer
+        end_s = time.monotonic() + limit_s
+        return {host: _decode(self.agents[host], end_s - time.monotonic()) for host in given}
 
 
 def _decode(agent: subprocess.Popen[bytes], limit_s: float) -> Any:
