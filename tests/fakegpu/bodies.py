@@ -112,10 +112,10 @@ def sticky(rank: int, world: int, **kwargs: Any) -> list[str]:
     for call in (torch.cuda.synchronize, lambda: torch.empty(1 << 22, device=device), torch.cuda.mem_get_info):
         try:
             call()
-            texts.append("")
+            texts.append("no error")
         except RuntimeError as error:
             texts.append(str(error).splitlines()[0])
-    os.write(1, ("\n".join(texts)).encode())
+    os.write(1, "".join(f"\ncall: {text}\n" for text in texts).encode())
     os._exit(7)  # tearing the group down in a lost context may abort
 
 
@@ -130,6 +130,15 @@ def devices(rank: int, world: int) -> dict[str, Any]:
         "names": [p.name for p in properties],
         "bytes": [p.total_memory for p in properties],
     }
+
+
+def mapped_shared_memory(rank: int, world: int) -> list[str]:
+    """The files of the communicator's shared memory that this process maps while it lives."""
+    join(rank)
+    with open("/proc/self/maps") as maps:
+        found = sorted({line.split(maxsplit=5)[5].strip() for line in maps if "/nccl-" in line})
+    dist.destroy_process_group()
+    return found
 
 
 def mapped_nvidia_files(rank: int, world: int) -> list[str]:

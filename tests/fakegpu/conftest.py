@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,19 +21,24 @@ def double() -> Double:
 
 
 @pytest.fixture(scope="session")
-def ranks(double: Double, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    """Ranks that see 8 GPUs of 8 GiB, with a ledger of their own."""
-    with Ranks(double.env(devices=8, state=tmp_path_factory.mktemp("ledger"))) as server:
+def shm_folder() -> Iterator[Path]:
+    """A folder of our own in shared memory, so that nobody else's files are taken for ours."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="fakegpu-") as name:
+        yield Path(name)
+
+
+@pytest.fixture(scope="session")
+def ranks(double: Double, shm_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    """Ranks that see 8 GPUs of 8 GiB, with a ledger and shared memory of their own."""
+    with Ranks(double.env(devices=8, state=tmp_path_factory.mktemp("ledger"), shm=shm_folder)) as server:
         yield server
 
 
 @pytest.fixture
-def shared_memory() -> Iterator[Path]:
-    """The folder of NCCL's shared memory. What a test leaves there must be accounted for by the test, so it is checked."""
-    folder = Path("/dev/shm")
-    before = set(folder.glob("nccl-*"))
-    yield folder
-    left = set(folder.glob("nccl-*")) - before
-    for path in left:
+def shared_memory(shm_folder: Path) -> Iterator[Path]:
+    """The folder of the ranks' shared memory: empty at the start, and it must be empty at the end."""
+    for path in shm_folder.iterdir():
         path.unlink()
-    assert not left, f"left behind in shared memory: {sorted(path.name for path in left)}"
+    yield shm_folder
+    left = sorted(path.name for path in shm_folder.iterdir())
+    assert not left, f"left behind in shared memory: {left}"

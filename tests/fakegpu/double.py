@@ -41,6 +41,7 @@ OPTIONS = {
     "state": "FAKE_CUDA_STATE",
     "fault": "FAKE_FAULT",
     "nccl": "FAKE_NCCL_VERSION",
+    "shm": "FAKE_NCCL_SHM",
     "peer_death": "FAKE_NCCL_PEER_DEATH",
     "p2p_status": "FAKE_NVML_P2P",
     "fabric_state": "FAKE_NVML_FABRIC",
@@ -71,9 +72,10 @@ class Double:
     def env(self, devices: int = 4, *, ops: bool = False, **options: object) -> dict[str, str]:
         """The variables to add to a process's environment so that it sees `devices` fake GPUs.
 
-        Options, all named in README.md: cc, mem (bytes per GPU), name, driver, runtime, mig, compute_mode, node, state (a
-        folder), fault, nccl (23007 means 2.30.7), peer_death, p2p_status, fabric_state, ecc_errors. `ops` gives kernels an
-        effect. Existing LD_PRELOAD, LD_LIBRARY_PATH and PYTHONPATH are kept behind ours. Raises TypeError for other options.
+        Options, all described in README.md: cc, mem (bytes per GPU), name, driver, runtime, mig, compute_mode, node, state
+        (a folder), fault, nccl (23007 means 2.30.7), shm (a folder), peer_death, p2p_status, fabric_state, ecc_errors.
+        `ops` gives kernels an effect. Existing LD_PRELOAD, LD_LIBRARY_PATH and PYTHONPATH are kept behind ours. Raises
+        TypeError for other options.
         """
         unknown = sorted(set(options) - set(OPTIONS))
         if unknown:

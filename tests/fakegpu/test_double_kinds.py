@@ -62,7 +62,7 @@ def test_another_torch_gives_right_values_and_the_sticky_error(python: str | Non
         for backend in ("nccl", "nccl-legacy"):
             assert values(ranks.run(f"{BODIES}:every_collective", 4, dtype="bfloat16", size=17, backend=backend)) == [[]] * 4
         for rank in ranks.run(f"{BODIES}:sticky", 2, env={"FAKE_FAULT": "allreduce:cuda700"}):
-            assert rank.output.count("CUDA error: an illegal memory access was encountered") == 3, rank.output
+            assert rank.output.count("\ncall: CUDA error: an illegal memory access was encountered") == 3, rank.output
 
 
 def test_ddp_with_sync_batch_norm_trains_as_one_process_does(double: Double, tmp_path: Path) -> None:

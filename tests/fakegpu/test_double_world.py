@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakegpu.double import Double
 from tests.fakegpu.ranks import Ended, Ranks
 
 BODIES = "tests.fakegpu.bodies"
@@ -38,8 +39,8 @@ def test_the_legacy_backend_gives_the_same_values(ranks: Ranks, shared_memory: P
     assert values(ended) == [[]] * 4
 
 
-def test_sixty_four_ranks_sum_up(double: object, shared_memory: Path) -> None:
-    with Ranks(double.env(devices=64)) as many:  # type: ignore[attr-defined]
+def test_sixty_four_ranks_sum_up(double: Double, shared_memory: Path) -> None:
+    with Ranks(double.env(devices=64, shm=shared_memory)) as many:
         assert values(all_reduce(many, 64, deadline_s=120)) == [[2080.0, 2080.0]] * 64
 
 
@@ -96,7 +97,7 @@ def test_a_rank_that_hangs_in_init_leaves_python_running_and_a_hang_with_the_gil
 def test_a_sticky_error_meets_every_later_call(ranks: Ranks, shared_memory: Path) -> None:
     for rank in ranks.run(f"{BODIES}:sticky", 2, env={"FAKE_FAULT": "allreduce:cuda700"}):
         assert rank.exit_code == 7
-        assert rank.output.count("CUDA error: an illegal memory access was encountered") == 3
+        assert rank.output.count("\ncall: CUDA error: an illegal memory access was encountered") == 3
 
 
 @pytest.mark.parametrize(
@@ -111,14 +112,18 @@ def test_a_rank_dies_as_asked_and_leaves_no_shared_memory_once_all_had_met(
     assert left.hung  # over shared memory nobody tells it
 
 
-def test_a_death_before_all_have_met_leaves_the_file_as_nccl_does(ranks: Ranks) -> None:
-    folder = Path("/dev/shm")
-    before = set(folder.glob("nccl-*"))
+def test_a_death_before_all_have_met_leaves_the_file_as_nccl_does(ranks: Ranks, shared_memory: Path) -> None:
     all_reduce(ranks, 2, "init:kill@rank1", deadline_s=2)
-    left = set(folder.glob("nccl-*")) - before
-    for path in left:
-        path.unlink()
-    assert len(left) == 1 and re.fullmatch(r"nccl-[a-zA-Z0-9]{6}", left.pop().name)
+    (left,) = shared_memory.iterdir()
+    left.unlink()
+    assert re.fullmatch(r"nccl-[a-zA-Z0-9]{6}", left.name)
+
+
+def test_the_shared_memory_lies_where_nccls_does_and_is_unlinked_while_in_use(double: Double, tmp_path: Path) -> None:
+    with Ranks(double.env(devices=2, state=tmp_path)) as plain:
+        for mapped in values(plain.run(f"{BODIES}:mapped_shared_memory", 2)):
+            assert isinstance(mapped, list)
+            assert re.fullmatch(r"/dev/shm/nccl-[a-zA-Z0-9]{6} \(deleted\)", mapped[0]), mapped
 
 
 def test_a_peers_death_is_seen_when_asked_for(ranks: Ranks, shared_memory: Path) -> None:
