@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ray_nccl_guard.flight.align import Alignment, align
-from ray_nccl_guard.flight.dump import State
+from ray_nccl_guard.flight.dump import GroupKey, State
 from ray_nccl_guard.flight.ends import end_of_waits
 from ray_nccl_guard.flight.finding import Finding, compare_stacks
 from ray_nccl_guard.flight.load import Dumps
@@ -11,7 +11,7 @@ from ray_nccl_guard.flight.mismatch import Kind, Mismatch, asked, find_mismatche
 from ray_nccl_guard.flight.tables import stacks_beside, tables, versions
 from ray_nccl_guard.flight.verdict import FlightVerdict
 from ray_nccl_guard.flight.waits import Waits, find_waits
-from ray_nccl_guard.flight.words import describe, place, ranks
+from ray_nccl_guard.flight.words import describe, place, ranks, verb
 from ray_nccl_guard.verdict import Certainty
 
 
@@ -100,25 +100,27 @@ def _circle(waits: Waits, alignment: Alignment) -> Finding | None:
 
 def _standstill(waits: Waits, alignment: Alignment) -> Finding | None:
     """Everyone has asked and nobody is done: the program agrees, so it is the device, a stream or the transport."""
-    together = sorted(waits.together)
-    if not together:
+    by_group: dict[GroupKey, list[int]] = {}
+    for rank in sorted(waits.together):
+        by_group.setdefault(alignment.heads[rank].group, []).append(rank)
+    if not by_group:
         return None
-    head = min((alignment.heads[rank] for rank in together), key=lambda head: head.order)
-    stuck = [rank for rank in together if alignment.heads[rank].group == head.group]
-    states = {rank: alignment.heads[rank].call.state for rank in stuck if alignment.heads[rank].call}  # type: ignore[union-attr]
-    unstarted = [rank for rank, state in states.items() if state is State.SCHEDULED]
+    key, stuck = max(by_group.items(), key=lambda item: len(item[1]))
+    head = alignment.heads[stuck[0]]
     finding = Finding(
-        kind=Kind.STALLED, culprits=(), certainty=Certainty.OPEN, key=head.group,
-        seq=head.call.seq if head.call else None, waiting=tuple(stuck),
-        summary=f"{ranks(stuck)} have all asked for {place(head, alignment)}, and it ends on none of them",
+        kind=Kind.STALLED, culprits=(), certainty=Certainty.OPEN, key=key, seq=head.call.seq if head.call else None,
+        waiting=tuple(stuck),
+        summary=f"{ranks(stuck)} {verb(stuck, 'is', 'are')} in {place(head, alignment)}, asked for by all and ended on none",
         because=["every member asked for the same, so the program agrees and the device or the transport stands still"],
         next="run `ray-nccl-guard probe --locate`, and read the kernel log (Xid, ECC, link down) of these hosts",
     )  # fmt: skip
-    if unstarted and len(unstarted) < len(states) and len(unstarted) * 2 < len(states):
+    if len(by_group) > 1:
+        finding.because.append(f"{len(by_group) - 1} more groups stand still in the same way")
+    calls = {rank: call for rank in stuck if (call := alignment.heads[rank].call) is not None}
+    unstarted = [rank for rank, call in calls.items() if call.state is State.SCHEDULED]
+    if unstarted and len(unstarted) * 2 < len(calls):
         finding.culprits, finding.certainty = tuple(unstarted), Certainty.LIKELY
-        finding.because.append(
-            f"it has started on the others but not on {ranks(unstarted)}: work before it holds the stream"
-        )
+        finding.because.append(f"it has started on the others, not on {ranks(unstarted)}: work before it holds the stream")
     return finding
 
 

@@ -54,9 +54,8 @@ def _left_behind(finding: Finding, alone: list[int], idle: list[int], alignment:
     finding.summary = f"{ranks(alone)} did not see calls end that have ended on other ranks of the same groups"
     finding.because += [_alone(rank, alignment) for rank in alone[:4]]
     finding.because.append("such a call ends nowhere before all have entered it, so these took part and then stood still")
-    finding.next = (
-        f"read the kernel log (Xid, ECC) on the host of {ranks(alone)}, and take python stacks there (py-spy dump)"
-    )
+    finding.next = f"read the kernel log (Xid, ECC) on the {verb(alone, 'host', 'hosts')} of {ranks(alone)}, and take python stacks there (py-spy dump)"
+    finding.against.append("a dump taken earlier than the others, from a run that still moves, looks the same")
     if idle:
         finding.because.append(f"{ranks(idle)} never asked for what others wait for")
 

@@ -49,7 +49,7 @@ _ARGUMENT_BYTES = {
     0x88: 0, 0x89: 0, 0x86: 0,
 }  # fmt: skip
 _MAX_TEMPLATES = 4  # a record with `duration_ms` and one without, and as much again
-_MAX_ATTEMPTS = 16  # building one costs about as much as reading ten records by the machine
+_MAX_ATTEMPTS = 8  # building one costs about as much as reading ten records by the machine
 
 
 class Raw(tuple[bytes | None, ...]):

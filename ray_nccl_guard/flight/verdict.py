@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ray_nccl_guard.classes import FailureClass
+from ray_nccl_guard.classes import CLASSES, FailureClass
 from ray_nccl_guard.flight.dump import Frame
 from ray_nccl_guard.flight.load import Skipped
 from ray_nccl_guard.flight.mismatch import Kind
-from ray_nccl_guard.verdict import Certainty
+from ray_nccl_guard.verdict import Candidate, Certainty, Quote, Role, Verdict
 
 __all__ = ["CallStack", "FlightVerdict", "GroupRow", "GroupTable", "Kind"]
 
@@ -21,6 +21,8 @@ _CLASSES = {
     Kind.STALLED: FailureClass.COLLECTIVE_TIMEOUT_DESYNC,
     Kind.NONE: FailureClass.OK,
 }
+# Only their order means something: a report sorts candidates by score.
+_SCORES = {Certainty.ESTABLISHED: 1.0, Certainty.LIKELY: 0.7, Certainty.OPEN: 0.4}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +105,21 @@ class FlightVerdict:
     def failure(self) -> FailureClass:
         """The class that a policy knows this by."""
         return _CLASSES[self.kind]
+
+    def as_verdict(self) -> Verdict:
+        """The same in the form that reports and policies take. gloo would meet what the program or a rank does, too."""
+        quotes = [Quote(rank=None, line=0, text=line, role=Role.CAUSE, source="flight recorder") for line in self.because]
+        return Verdict(
+            failure=self.failure,
+            summary=self.summary,
+            certainty=self.certainty,
+            candidates=(Candidate(failure=self.failure, score=_SCORES[self.certainty]),),
+            culprit_ranks=self.culprit_ranks,
+            gloo_can_help=CLASSES[self.failure].gloo_can_help,
+            evidence=tuple(quotes),
+            against=(*self.against, *(f"the dumps cannot say {line}" for line in self.cannot_say)),
+            next=self.next,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The contract of `flight --json` (keys are added, never renamed)."""

@@ -95,6 +95,25 @@ def test_a_stall_of_all_names_nobody_and_says_so():
     assert (verdict.kind, verdict.culprit_ranks, verdict.certainty) == (Kind.STALLED, (), Certainty.OPEN)
 
 
+def test_a_stall_is_placed_where_it_began_not_where_others_queue_up_behind_it():
+    groups = {("0", "default_pg"): (0, 1, 2, 3, 4), TP[0]: (0, 1)}
+    stalled = [record("all_reduce", 1, "started", group=TP[0]), record("barrier", 1, "scheduled")]
+    queued = [record("barrier", 1, "scheduled")]
+    verdict = diagnose(dump(stalled, groups), dump(stalled, groups), *(dump(queued, groups) for _ in range(3)))
+    assert verdict.kind is Kind.STALLED
+    assert verdict.summary.startswith("ranks 0-1 are in all_reduce [16] Float, call 1 of group 1 (tp)")
+
+
+def test_a_verdict_is_given_in_the_form_that_reports_take_too():
+    verdict = flight.diagnose(flight.load([DATA / "skips"])).as_verdict()
+    assert (verdict.failure, verdict.culprit_ranks, verdict.gloo_can_help) == (
+        FailureClass.COLLECTIVE_TIMEOUT_DESYNC,
+        (2,),
+        False,
+    )
+    assert verdict.evidence and verdict.to_json()["certainty"] == "established"
+
+
 def test_ranks_that_enter_their_groups_in_a_different_order_are_a_circle():
     groups = {("1", "a"): (0, 1), ("2", "b"): (0, 1)}
     first = [record("all_reduce", 1, "scheduled", group=("1", "a"))]
