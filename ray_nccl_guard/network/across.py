@@ -106,11 +106,9 @@ def relief_for(hosts: Sequence[Host], library: Library) -> dict[str, str]:
     wanted = sorted({choice.node_interface for choice in choices})
     if not choices or "" in wanted or all(choice.of(library).address == choice.node_ip for choice in choices):
         return {}
-    if library is Library.GLOO and len(wanted) > 1:
-        return {}  # gloo fails on a name that one of the hosts lacks
     value = ("=" if library is Library.NCCL else "") + ",".join(wanted)
     setting = {f"{library.name}_SOCKET_IFNAME": value}
-    for choice in choices:
+    for choice in choices:  # gloo also fails on a name that a host lacks
         if choose(setting, choice.interfaces, own_name=choice.own_name).of(library).address != choice.node_ip:
             return {}
     return setting

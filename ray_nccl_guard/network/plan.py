@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from ray_nccl_guard.network.cells import Cell
@@ -36,14 +37,15 @@ def second_round(cells: Iterable[Cell], ranks: Sequence[int]) -> frozenset[Pair]
     """
     cells = list(cells)
     tried = {(cell.src, cell.dst) for cell in cells}
-    blamed: dict[int, int] = {}
+    asked, failed = Counter[int](), Counter[int]()
     for cell in cells:
-        if cell.code.failed:
-            for rank in (cell.src, cell.dst):
-                blamed[rank] = blamed.get(rank, 0) + 1
-    # A faulty host's peers each fail once or twice against it. Those that others explain are no suspects of their own.
-    most = max(blamed.values(), default=0)
-    suspects = {rank for rank, count in blamed.items() if 2 * count >= most}
+        for rank in (cell.src, cell.dst):
+            asked[rank] += 1
+            failed[rank] += cell.code.failed
+    # By share, since rank 0's host meets everybody. A faulty host's peers each fail once or twice against it; those whose
+    # failures it explains are no suspects of their own.
+    share = {rank: failed[rank] / asked[rank] for rank in failed if failed[rank]}
+    suspects = {rank for rank, part in share.items() if 2 * part >= max(share.values())}
     if len(suspects) > max(2, len(ranks) // 8):
         return frozenset()
     return frozenset(
