@@ -144,7 +144,7 @@ def _all_reduce_us(count: int, buffer: str, stacks: str) -> float:
         ranks = [
             subprocess.Popen(
                 [sys.executable, "-c", code, str(rank), folder, str(count)],
-                stdout=subprocess.PIPE, text=True, env={**os.environ, **sizes, **cpp, "GLOO_SOCKET_IFNAME": "lo"},
+                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={**os.environ, **sizes, **cpp, "GLOO_SOCKET_IFNAME": "lo"},
             )
             for rank in range(2)
         ]  # fmt: skip

@@ -33,7 +33,7 @@ def end_of_waits(waits: Waits, alignment: Alignment) -> Finding | None:
         _left_behind(finding, sorted(alone), sorted(idle), alignment)
     elif idle:
         finding.summary = f"{ranks(culprits)} never asked for {place(head, alignment)}, where {_wait(waiting)}"
-        _who_is_out_of_step(finding, culprits, head, alignment)
+        _who_is_out_of_step(finding, culprits, head, waits, alignment)
         if len(waiting) < len(reachable(waits.edges, alignment.heads)) - len(culprits):
             finding.because.append("all other stuck ranks wait for one of these, directly or through another group")
     else:
@@ -60,7 +60,7 @@ def _left_behind(finding: Finding, alone: list[int], idle: list[int], alignment:
         finding.because.append(f"{ranks(idle)} never asked for what others wait for")
 
 
-def _who_is_out_of_step(finding: Finding, behind: list[int], head: Head | None, alignment: Alignment) -> None:
+def _who_is_out_of_step(finding: Finding, behind: list[int], head: Head | None, waits: Waits, alignment: Alignment) -> None:
     """Turn the finding round where few ranks ran ahead of many, and say how sure it is."""
     if head is None or head.call is None:
         return
@@ -78,9 +78,15 @@ def _who_is_out_of_step(finding: Finding, behind: list[int], head: Head | None, 
         )
         finding.against.append(f"{ranks(late)} may all be late instead")
         finding.next = compare_stacks(ahead)
+        return
+    complete = not alignment.dumps.missing and all(_tells_all(alignment.dumps.by_rank[rank]) for rank in behind)
+    missed_in = {alignment.heads[rank].group for rank, why in waits.reasons(behind[0]).items() if why is Why.NOT_ASKED}
+    if len(behind) == 1 and len(missed_in) > 1:
+        finding.because.append(f"it is missed in {len(missed_in)} groups, by different ranks")
     elif len(ahead) <= len(late) and set(late) <= set(behind):
         finding.against.append(f"no fewer are late than are ahead: {ranks(ahead)} may have made one call too many")
-    elif not alignment.dumps.missing and all(_tells_all(alignment.dumps.by_rank[rank]) for rank in behind):
+        return
+    if complete:
         finding.certainty = Certainty.ESTABLISHED
 
 

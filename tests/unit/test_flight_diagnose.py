@@ -21,7 +21,7 @@ def test_what_torch_recorded_names_whom_the_test_made_fail():
     expected = {
         "healthy": (Kind.NONE, (), Certainty.OPEN),
         "skips": (Kind.MISSING_RANK, (2,), Certainty.ESTABLISHED),
-        "mesh_skips": (Kind.MISSING_RANK, (0,), Certainty.LIKELY),
+        "mesh_skips": (Kind.MISSING_RANK, (0,), Certainty.ESTABLISHED),
         "one_more": (Kind.MISSING_RANK, (1,), Certainty.LIKELY),
         "other_size": (Kind.SIZE_MISMATCH, (2,), Certainty.ESTABLISHED),
         "dies": (Kind.MISSING_RANK, (1,), Certainty.OPEN),
