@@ -69,7 +69,8 @@ class Lab:
         self.count, self.net = count, net
         self._trees: list[subprocess.Popen[bytes]] = []  # the switch first, then the hosts
         self._others: list[subprocess.Popen[bytes]] = []
-        self._folder = Path(tempfile.mkdtemp(prefix="netlab-"))
+        _sweep()
+        self._folder = Path(tempfile.mkdtemp(prefix=f"netlab-{os.getpid()}-"))
 
     def __enter__(self) -> Lab:
         try:
@@ -272,6 +273,13 @@ class Lab:
         self._others.append(relay)
         if (said := read_line(relay, 10.0)) != "ready":
             raise LabError(f"the delaying relay did not start: {said}")
+
+
+def _sweep() -> None:
+    """Remove the folders of labs whose process was killed; nothing else of theirs is left."""
+    for folder in Path(tempfile.gettempdir()).glob("netlab-*-*"):
+        if not Path("/proc", folder.name.split("-")[1]).exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def read_line(process: subprocess.Popen[bytes], limit_s: float) -> str | None:
