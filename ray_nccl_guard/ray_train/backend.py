@@ -50,7 +50,15 @@ class GuardedBackend(_TorchBackend):
             start.abandon()
             formed = False
         if not formed:
+            self._form_as_ray_does(start, worker_group, backend_config)
+
+    def _form_as_ray_does(self, start: GuardedStart, worker_group: Any, backend_config: Any) -> None:
+        try:
             super().on_start(worker_group, backend_config)
+        except Exception:
+            # Ray leaks the placement group of a failed on_start for as long as the driver lives; the error stays Ray's own.
+            start.placement.release()
+            raise
 
     def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
         if self._run is not None:

@@ -1,0 +1,61 @@
+"""Settings made inside train_func come too late, and are said once, by name, with the cure."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import pytest
+
+pytest.importorskip("ray", reason="ray is not installed")
+from ray_nccl_guard import GuardedTorchConfig
+from ray_nccl_guard.ray_train.late_settings import SettingsWatch
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch):
+    monkeypatch.delenv("NCCL_P2P_DISABLE", raising=False)
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+
+
+def run(change, caplog) -> list[str]:
+    with caplog.at_level(logging.WARNING, logger="ray.train.nccl_guard"):
+        try:
+            with GuardedTorchConfig().train_func_context():
+                change()
+        except KeyError:
+            pass
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_a_setting_that_was_made_changed_or_taken_away_is_named_with_the_cure(caplog, monkeypatch):
+    def change():
+        os.environ["NCCL_P2P_DISABLE"] = "1"
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "max_split_size_mb:64"
+        del os.environ["NCCL_ALGO"]
+
+    (warning,) = run(change, caplog)
+    assert "NCCL_P2P_DISABLE=1" in warning and "NCCL_ALGO (unset)" in warning and "PYTORCH_CUDA_ALLOC_CONF" in warning
+    assert 'runtime_env={"env_vars": {"NCCL_P2P_DISABLE": "1"' in warning
+    os.environ.pop("NCCL_P2P_DISABLE")
+    os.environ.pop("PYTORCH_CUDA_ALLOC_CONF")
+
+
+def test_it_is_said_also_when_train_func_raises(caplog):
+    def change():
+        os.environ["NCCL_P2P_DISABLE"] = "1"
+        raise KeyError("the model's own trouble")
+
+    (warning,) = run(change, caplog)
+    assert "NCCL_P2P_DISABLE=1" in warning
+    os.environ.pop("NCCL_P2P_DISABLE")
+
+
+def test_nothing_is_said_about_other_variables_or_none(caplog):
+    assert run(lambda: os.environ.update(MY_JOBS_OWN="1"), caplog) == []
+
+
+def test_the_context_is_rays_own_with_the_watch_around_it():
+    from ray.train.torch.config import TorchConfigContextManager
+
+    assert issubclass(SettingsWatch, TorchConfigContextManager)
