@@ -53,7 +53,7 @@ def faults_of(rules: Sequence[Rule]) -> Iterator[tuple[str, str]]:
     scanner = Scanner(rules)
     known = {rule.id for rule in rules}
     for rule in rules:
-        log = [line for line in rule.log.splitlines() if line and not line.startswith("# ")]
+        log = rule.log.splitlines()[1:]  # the first line says where it comes from
         if not log:
             yield rule.id, f"has no log: put a captured one beside it as {rule.id}.log"
         claimed = {hit.rule.id for line in log for hit in scanner.hits(line)}

@@ -19,8 +19,8 @@ with warnings.catch_warnings():
 _MIN_LITERAL = 3
 # Words that stand in most lines of a healthy NCCL_DEBUG=INFO log: a literal found in here filters little, so another one
 # of the same pattern is preferred.
-_COMMON = (
-    "nccl info channel : via p2p/cumem/direct pointer shm ring tree trees connected all rings net/socket net/ib using "
+COMMON = (
+    " nccl info channel : via p2p/cumem/direct pointer shm ring tree trees connected all rings net/socket net/ib using "
     "comm rank nranks cudadev nvmldev busid commid init start complete bootstrap version cudadriverversion set by environment "
     "to setting affinity for gpu threadthresholds coll channels nvls channels per peer libnccl.so -> return returned remote "
     "allreduce: opcount sendbuff recvbuff count datatype op root stream broadcast allgather reduce gather"
@@ -95,7 +95,7 @@ def _best(tree: Iterable[Any]) -> tuple[str, ...]:
 
 
 def _selectivity(option: tuple[str, ...]) -> tuple[bool, int, int]:
-    return not any(literal in _COMMON for literal in option), min(map(len, option)), -len(option)
+    return not any(literal in COMMON for literal in option), min(map(len, option)), -len(option)
 
 
 def _options(tree: Iterable[Any]) -> list[tuple[str, ...]]:
