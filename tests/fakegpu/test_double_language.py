@@ -77,14 +77,21 @@ def test_a_bad_fault_is_refused_with_the_part_that_is_wrong(cudart: ctypes.CDLL,
 
 def strikes(double: Double, fault: str, env: dict[str, str], visits: int = 1) -> list[int]:
     """The results of `visits` calls of cudaStreamQuery in a fresh process: 0, or the error that the fault gave."""
-    code = (
-        "import ctypes, sys; rt = ctypes.CDLL(sys.argv[1]); rt.cudaSetDevice(0);"
-        "print([rt.cudaStreamQuery(None) for _ in range(int(sys.argv[2]))])"
-    )
-    command = [sys.executable, "-c", code, str(double.folder / "libcudart.so.13"), str(visits)]
-    done = subprocess.run(
-        command, env={**os.environ, "FAKE_FAULT": fault, **env}, capture_output=True, text=True, timeout=30, check=True
-    )
+    return calls(double, ["cudaStreamQuery(None)"] * visits, {"FAKE_FAULT": fault, **env})
+
+
+def calls(double: Double, expressions: list[str], env: dict[str, str], first: str = "") -> list[int]:
+    """The results of calls of the runtime in a fresh process; `p` and `n` are out-parameters, `rt` the library."""
+    code = f"""
+import ctypes, os, sys
+rt = ctypes.CDLL(sys.argv[1])
+p, n = ctypes.byref((ctypes.c_void_p * 64)()), ctypes.c_size_t(4096)
+rt.cudaSetDevice(0)
+{first}
+print([{", ".join(f"rt.{expression}" for expression in expressions)}], flush=True)
+"""
+    command = [sys.executable, "-c", code, str(double.folder / "libcudart.so.13")]
+    done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=30, check=True)
     return [int(number) for number in done.stdout.strip("[]\n").split(",")]
 
 
@@ -133,6 +140,25 @@ def test_a_shared_count_goes_on_in_the_next_process(double: Double, tmp_path: ob
 def test_a_sticky_error_stays_and_a_plain_one_does_not(double: Double) -> None:
     assert strikes(double, "streamquery:cuda700#1", {}, visits=3) == [700, 700, 700]
     assert strikes(double, "streamquery:error=700#1", {}, visits=3) == [700, 0, 0]
+
+
+EVERY_CALL = [
+    *("cudaStreamQuery(None)", "cudaMalloc(p, n)", "cudaMemGetInfo(p, p)", "cudaSetDevice(0)", "cudaEventCreate(p)"),
+    *("cudaDeviceSynchronize()", "cudaGetDeviceCount(p)", "cudaLaunchKernel()", "cudaGetLastError()"),
+]
+
+
+def test_in_a_lost_context_every_call_fails_alike(double: Double) -> None:
+    env = {"FAKE_FAULT": "streamquery:cuda719"}
+    assert calls(double, EVERY_CALL, env) == [719] * len(EVERY_CALL)
+    assert calls(double, EVERY_CALL, {}) == [0] * len(EVERY_CALL)
+
+
+def test_a_child_forked_after_the_first_call_gets_initialization_errors(double: Double) -> None:
+    """Also when its parent only counted the devices."""
+    fork = "os.fork() and (os.wait(), os._exit(0))"  # the child goes on, the parent waits for it
+    made = EVERY_CALL[:-1]
+    assert calls(double, made, {}, first=fork) == [3] * len(made)
 
 
 def test_a_misspelt_fault_ends_the_program_instead_of_passing_silently(double: Double) -> None:

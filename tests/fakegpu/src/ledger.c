@@ -88,7 +88,10 @@ static uint64_t start_of(int pid) {
 
 static int alive(struct process *p) {
   int pid = atomic_load(&p->pid);
-  return pid && start_of(pid) == atomic_load(&p->started);
+  if (!pid) return 0;
+  if (start_of(pid) == atomic_load(&p->started)) return 1;
+  atomic_compare_exchange_strong(&p->pid, &pid, 0); /* so that nobody need look into /proc for it again */
+  return 0;
 }
 
 static struct process *own_entry(void) { /* lock held */
