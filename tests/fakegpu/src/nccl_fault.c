@@ -11,7 +11,7 @@
 struct line {
   const char *where, *text;
 };
-/* Texts from public reports (facts/taxonomy.md); `result` is what NCCL returned there, `sticky` a CUDA error that stays. */
+/* Texts from public bug reports; `result` is what NCCL returned there, `sticky` a CUDA error that stays. */
 static const struct preset {
   const char *name;
   int result, sticky;
