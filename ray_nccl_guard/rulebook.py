@@ -46,9 +46,13 @@ class RuleRole(Enum):
 
 
 class Blames(Enum):
-    """Whom a matching line points at: the rank that printed it, the rank it names, or nobody."""
+    """Whom a matching line points at: the rank that printed it, the rank it names, or nobody.
+
+    `RELAY` is a rank that passes on another's complaint and has none of its own: it waited for nothing, which is suspect.
+    """
 
     SELF = "self"
+    RELAY = "relay"
     NAMED = "named"
     NOBODY = "nobody"
 

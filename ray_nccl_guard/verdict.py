@@ -116,7 +116,9 @@ class Verdict:
 
 def classify(evidence: Evidence, rules: Sequence[Rule] | None = None) -> Verdict:
     """Name the failure. `rules` defaults to the shipped rule book; never raises on what ranks printed."""
-    if evidence.ok and not any(finding.decides for finding in evidence.findings):
+    # A log that names no failure is no proof that there was none.
+    passed = evidence.ok and evidence.origin is not Origin.LOG
+    if passed and not any(finding.decides for finding in evidence.findings):
         return Verdict(failure=FailureClass.OK, summary="nothing failed", certainty=Certainty.ESTABLISHED)
     diagnosis = diagnose(evidence, rules)
     if not diagnosis.cases or diagnosis.cases[0].failure is FailureClass.UNKNOWN:

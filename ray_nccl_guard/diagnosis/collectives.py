@@ -55,13 +55,24 @@ def compare(sightings: Sequence[Sighting]) -> list[Reason]:
         diverged = _diverged(members)
         if diverged:
             reasons.append(diverged)
+    reasons += _generations(sightings)
     sequences = [int(s.fields["seq"]) for s in sightings if "seq" in s.fields]
-    if sequences and not reasons and max(sequences) <= FIRST_SEQUENCES:
+    if sequences and not any(r.failure is FailureClass.COLLECTIVE_TIMEOUT_DESYNC for r in reasons) and max(sequences) <= FIRST_SEQUENCES:
         reasons.append(Reason(
             failure=FailureClass.INIT_TIMEOUT_HANG, weight=0.55,
             summary="the very first collective never finished",
         ))  # fmt: skip
     return reasons
+
+
+def _generations(sightings: Sequence[Sighting]) -> list[Reason]:
+    """A barrier that counts more workers than ranks is not waiting for anybody: it has seen two generations of them."""
+    for s in sightings:
+        joined, world = s.fields.get("joined", ""), s.fields.get("world", "")
+        if joined and world and int(joined) > int(world):
+            text = f"more workers than ranks met in the store ({joined} for {world}): a restart, or a stale store"
+            return [Reason(failure=FailureClass.MISSING_RANK, weight=0.86, summary=text, strength=1)]
+    return []
 
 
 def _diverged(members: Sequence[Stuck]) -> Reason | None:

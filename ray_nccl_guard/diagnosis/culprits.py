@@ -48,10 +48,12 @@ def _listed(text: str) -> list[int]:
 
 def _silent(evidence: Evidence, sightings: Sequence[Sighting]) -> tuple[int, ...]:
     """Ranks of a known world that complain of nothing while others do: no record, or none of the complaints."""
-    complaining = {rank_of(s) for s in sightings if s.rule.role in (RuleRole.SYMPTOM, RuleRole.CASCADE)}
+    complaints = [s for s in sightings if s.rule.role in (RuleRole.SYMPTOM, RuleRole.CASCADE)]
+    complaining = {rank_of(s) for s in complaints if s.rule.blames is not Blames.RELAY}
     if not complaining or evidence.world_size <= 0:
         return ()
-    absent = {r.rank for r in evidence.ranks if r.rank is not None} - complaining
+    cut_short = (Outcome.OK, Outcome.WAITING)  # ended by the guard, so their silence means nothing
+    absent = {r.rank for r in evidence.ranks if r.outcome not in cut_short} - complaining
     absent |= set(range(evidence.world_size)) - {r.rank for r in evidence.ranks}
     quiet = {r for r in absent if r is not None}
     return tuple(sorted(quiet)) if 0 < len(quiet) <= max(1, evidence.world_size // 2) else ()

@@ -36,6 +36,7 @@ class _Reading:
     scanner: Scanner
     writers: dict[tuple[str, str], _Writer] = field(default_factory=dict)
     ranks: dict[str, int] = field(default_factory=dict)
+    worlds: dict[str, int] = field(default_factory=dict)
     world: int = 0
     lines: int = 0
 
@@ -59,7 +60,7 @@ class _Reading:
         rank = writers.rank_in(text) if rank is None else rank
         if rank is not None and process:
             self.ranks.setdefault(process, rank)
-        self._world(hits)
+        self._communicator(process, hits)
         key = ("", f"rank {rank}") if rank is not None else (source, process)
         if key not in self.writers and len(self.writers) >= MAX_WRITERS:
             key = (source, "")
@@ -72,12 +73,17 @@ class _Reading:
                 writer.lines.append(LogLine(source=source, number=number, text=text[:_KEEP_TEXT]))
                 kept = True
 
-    def _world(self, hits: Iterable[Hit]) -> None:
+    def _communicator(self, process: str, hits: Iterable[Hit]) -> None:
+        """World size and rank as NCCL and the store print them; sub-groups have smaller ones, so the largest counts."""
         for hit in hits:
-            for name in ("world", "world2"):
-                value = hit.fields.get(name, "")
-                if value.isdigit() and len(value) <= 6:
-                    self.world = max(self.world, int(value))
+            world = _number(hit.fields.get("world", "") or hit.fields.get("world2", ""))
+            if not world:
+                continue
+            self.world = max(self.world, world)
+            rank = hit.fields.get("rank", "")
+            if process and rank and world >= self.worlds.get(process, 0):
+                self.worlds[process] = world
+                self.ranks[process] = _number(rank)
 
 
 def read_logs(paths: Sequence[str], scanner: Scanner, *, trust_names: bool = False) -> Evidence:
@@ -91,6 +97,11 @@ def read_logs(paths: Sequence[str], scanner: Scanner, *, trust_names: bool = Fal
     for path in dict.fromkeys(path if path == STDIN else os.path.realpath(path) for path in paths):
         reading.file(path, trust_name=trust_names)
     return _evidence(reading)
+
+
+def _number(text: str) -> int:
+    """0 for what is no number, or none of a world that exists."""
+    return int(text) if text.isdigit() and len(text) <= 6 else 0
 
 
 def _parts(line: str) -> list[str]:

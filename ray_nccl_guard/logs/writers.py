@@ -12,7 +12,6 @@ _RANKS = (
     re.compile(r"\[[^\]]{0,60}\b[Rr]ank[ =:]?(?P<rank>\d+)\]"),
     re.compile(r"^\[\d+,(?P<rank>\d+)\]<std(?:out|err|diag)>"),
     re.compile(r"\[TC\]\[rank=(?P<rank>\d+)\]"),
-    re.compile(r"\brank (?P<rank>\d+) nranks \d+"),
     re.compile(r"^\s*(?:rank|RANK)[ _]?(?P<rank>\d+)\s?[:|]"),
     re.compile(r"\bworld_rank[=:]\s?(?P<rank>\d+)"),
 )
