@@ -9,9 +9,12 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ray_nccl_guard.classes import FailureClass
+
+if TYPE_CHECKING:
+    from ray_nccl_guard.network.addresses import AddressChoice
 
 _T = TypeVar("_T")
 
@@ -68,6 +71,7 @@ class RankFacts:
         limits: soft limits that NCCL meets, e.g. `memlock` in bytes (-1 unlimited).
         libnccl: the file that this process will load, with its version and a fingerprint of its content.
         jit: the driver must compile libnccl for this GPU at its first use, which takes minutes.
+        addresses: what NCCL and gloo would take on this host (see `network.addresses`).
         notes: what is worth a line in the report and explains no failure.
         not_run: checks that could not be made, with their reason. They are never taken as passed.
     """
@@ -92,6 +96,7 @@ class RankFacts:
     limits: Mapping[str, int] = field(default_factory=dict)
     libnccl: Mapping[str, str] = field(default_factory=dict)
     jit: bool = False
+    addresses: AddressChoice | None = None
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
     not_run: Mapping[str, str] = field(default_factory=dict)

@@ -15,16 +15,28 @@ from ray_nccl_guard.probe.spec import Outcome, ProbeResult
 from ray_nccl_guard.report import Attempt, Report
 from ray_nccl_guard.verdict import Certainty, Verdict, classify
 
-# Proves one rung on every rank; the answers may lack ranks that did not give one.
-Runner = Callable[[Rung], Sequence[ProbeResult]]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """What came of proving one rung: a result for every rank that gave one, and what the network stages saw."""
+
+    results: tuple[ProbeResult, ...]
+    findings: tuple[Finding, ...] = ()
+
+
+# Proves one rung on every rank.
+Runner = Callable[[Rung], Proof]
 
 
 class GroupLost(Exception):
     """A worker died or stopped answering: these workers can prove nothing more, the next rung needs fresh ones."""
 
-    def __init__(self, results: Sequence[ProbeResult]) -> None:
+    def __init__(self, results: Sequence[ProbeResult], findings: Sequence[Finding] = ()) -> None:
         super().__init__("a worker was lost during the probe")
-        self.results = tuple(results)
+        self.proof = Proof(results=tuple(results), findings=tuple(findings))
+
+    @property
+    def results(self) -> tuple[ProbeResult, ...]:
+        return self.proof.results
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,32 +73,40 @@ class Preflight:
         started_s = time.monotonic()
         lost: GroupLost | None = None
         if self._decided_by_facts(rung):
-            results: Sequence[ProbeResult] = [ProbeResult(rank=f.rank, outcome=Outcome.NOT_RUN) for f in self.facts]
+            proof = Proof(results=tuple(ProbeResult(rank=f.rank, outcome=Outcome.NOT_RUN) for f in self.facts))
         else:
             try:
-                results = prove(rung)
+                proof = prove(rung)
             except GroupLost as error:
-                lost, results = error, error.results
-        verdict = self.judge(rung, results, Origin.PROBE, time.monotonic() - started_s)
+                lost, proof = error, error.proof
+        seconds = time.monotonic() - started_s
+        verdict = self.judge(rung, proof.results, Origin.PROBE, seconds, proof.findings)
         if self.attempts[-1].evidence.ok:
             return self.ladder.after_pass()
         following = self.ladder.after_failure(verdict, budget_left_s=self._budget_left_s())
         if isinstance(following, Decision):
             return following
-        if any(r.stuck for r in results):
+        if any(r.stuck for r in proof.results):
             return self.ladder.refuse("a process of the probe cannot be ended: it sits in the GPU driver on that node")
         if lost is not None:
             raise lost
         return None
 
-    def judge(self, rung: Rung, results: Sequence[ProbeResult], origin: Origin, seconds: float) -> Verdict:
+    def judge(
+        self,
+        rung: Rung,
+        results: Sequence[ProbeResult],
+        origin: Origin,
+        seconds: float,
+        findings: Sequence[Finding] = (),
+    ) -> Verdict:
         """Classify one rung's results and keep them as an attempt."""
         evidence = align(
             results,
             world_size=len(self.facts),
             backend=rung.backend,
             origin=origin,
-            findings=self.findings if "nccl" in rung.backend else (),
+            findings=(*(self.findings if "nccl" in rung.backend else ()), *findings),
             hosts={f.rank: f.host for f in self.facts},
         )
         verdict = classify(evidence, self.rules)

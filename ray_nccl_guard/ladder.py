@@ -195,6 +195,9 @@ class Ladder:
         return Rung(backend=GLOO, why="no way with NCCL is left")
 
     def _after_gloo(self, verdict: Verdict) -> Rung | Decision:
+        relief = {k: v for k, v in verdict.relief.items() if k.startswith("GLOO_") and k not in self.wanted.user_settings}
+        if relief and self.policy.relief and not any(r.backend == GLOO and r.env for r in self._tried):
+            return Rung(backend=GLOO, env=relief, why="gloo took an interface that does not connect the hosts")
         if self.first.backend == GLOO:
             # There is no other rung, and a busy machine must not cost a healthy job its start: once more, whatever was seen.
             if self.policy.action_for(verdict.failure) is not Action.REFUSE and not any(r.retry for r in self._tried):

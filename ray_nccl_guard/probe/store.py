@@ -46,8 +46,8 @@ class Link:
         self.broken = ""
         self._i_failed = False
 
-    def connect(self, deadline_s: float) -> Any:
-        """A client of the store, or the store's own exception after `deadline_s`."""
+    def connect(self, deadline_s: float, room: str = "link") -> Any:
+        """A client of the store with keys of its own under `room`, or the store's own exception after `deadline_s`."""
         import torch.distributed as dist
 
         tcp = dist.TCPStore(
@@ -58,7 +58,7 @@ class Link:
             timeout=timedelta(seconds=deadline_s),
             wait_for_workers=False,
         )
-        self._store = dist.PrefixStore(f"{self._task.run_id}/link", tcp)
+        self._store = dist.PrefixStore(f"{self._task.run_id}/{room}", tcp)
         return self._store
 
     def start(self) -> None:

@@ -9,15 +9,20 @@ from typing import Any
 import ray
 
 from ray_nccl_guard import facts
+from ray_nccl_guard.network import addresses
+
+_NAME_S = 2.0  # a name server that answers later than this is not asked by gloo in a healthy start either
 
 
 def describe(rank: int) -> facts.RankFacts:
     """This worker's facts: Ray's identity of node and device, then what the machine itself says."""
     context = ray.get_runtime_context()
     gpu_ids = tuple(str(i) for i in ray.get_gpu_ids())
+    address = ray.util.get_node_ip_address()
     known: dict[str, Any] = {
         "node": context.get_node_id(),
-        "address": ray.util.get_node_ip_address(),
+        "address": address,
+        "addresses": addresses.gather(os.environ, node_ip=address, deadline_s=_NAME_S),
         "gpu_ids": gpu_ids,
         "device_index": _device_index(gpu_ids) if gpu_ids else None,
     }

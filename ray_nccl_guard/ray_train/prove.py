@@ -1,4 +1,4 @@
-"""Proves one rung on the workers: a store in rank 0's worker, one launcher per rank, and what each of them answered."""
+"""Proves one rung on the workers: the network between hosts, a store in rank 0's worker, one launcher per rank."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ray_nccl_guard.facts import RankFacts
-from ray_nccl_guard.guard import GroupLost
+from ray_nccl_guard.facts import Finding, RankFacts
+from ray_nccl_guard.guard import GroupLost, Proof
 from ray_nccl_guard.ladder import Rung
-from ray_nccl_guard.probe import launch, memory, store
+from ray_nccl_guard.network.stage import longest_s
+from ray_nccl_guard.probe import launch, meet, memory, store
 from ray_nccl_guard.probe.spec import Outcome, ProbeResult, ProbeSpec, RankTask, Step
+from ray_nccl_guard.ray_train import hosts
 from ray_nccl_guard.ray_train.settings import GuardSettings
 from ray_nccl_guard.ray_train.workers import Answer, Workers, values
 
@@ -27,40 +29,72 @@ class Prover:
 
     def __init__(self, workers: Workers, facts: Sequence[RankFacts], settings: GuardSettings, spec: ProbeSpec) -> None:
         self.workers, self.facts, self.settings, self.spec = workers, facts, settings, spec
+        self.hosts = hosts.of(facts)
         self.notes: list[str] = []
 
-    def prove(self, rung: Rung) -> list[ProbeResult]:
+    def prove(self, rung: Rung) -> Proof:
         """One probe of `rung` on every rank.
 
         Raises:
             GroupLost: a worker died or gave no answer.
         """
+        found = hosts.address_findings(self.hosts, rung)
+        if any(f.decides for f in found):
+            return self._not_run(found)
         run_id = uuid.uuid4().hex[:12]
-        address = self.facts[0].address
-        opened = self.workers.ask_one(0, store.open_store, run_id, address, deadline_s=_STORE_S)
+        opened = self.workers.ask_one(0, store.open_store, run_id, self.facts[0].address, deadline_s=_STORE_S)
         if not opened.ok:
             values([opened])
             raise GroupLost([lost_result(opened)])
-        tasks = [self._task(rung, fact, run_id, address, opened.value) for fact in self.facts]
-        longest_s = 2 * sum(tasks[0].deadline_s(step) for step in Step) + launch.GRACE_S
+        tasks = [self._task(rung, fact, run_id, opened.value) for fact in self.facts]
+        try:
+            if len(self.hosts) > 1:
+                met, found = self._meet(tasks)
+                if any(f.decides for f in found):
+                    return Proof(results=met, findings=found)
+            return Proof(results=self._launch(tasks, found), findings=found)
+        finally:
+            self.workers.ask_one(0, store.close_store, deadline_s=_SILENCE_S)
+
+    def _not_run(self, found: tuple[Finding, ...]) -> Proof:
+        return Proof(results=tuple(ProbeResult(rank=f.rank, outcome=Outcome.NOT_RUN) for f in self.facts), findings=found)
+
+    def _meet(self, tasks: list[RankTask]) -> tuple[tuple[ProbeResult, ...], tuple[Finding, ...]]:
+        """The store and the peers, before any child: a network that cannot carry the backend is named in seconds."""
+        speakers = [host.rank for host in self.hosts]
+        choices = [fact.addresses for fact in self.facts]
         answers = self.workers.ask(
-            launch.run_rank, [(task,) for task in tasks], deadline_s=longest_s, patience_s=self._patience_s
+            meet.meet,
+            [(task, speakers, choice) for task, choice in zip(tasks, choices, strict=True)],
+            deadline_s=2 * self.spec.store_s + longest_s(self.spec.peers_s),
+            patience_s=lambda answer: self.spec.store_s + longest_s(self.spec.peers_s),
+        )
+        values(answers)
+        met = [a.value for a in answers if a.ok]
+        found = hosts.network_findings(self.hosts, met, tasks[0])
+        results = tuple(hosts.met_result(a.value) if a.ok else lost_result(a) for a in answers)
+        if any(not a.ok for a in answers):
+            raise GroupLost(results, found)
+        return results, found
+
+    def _launch(self, tasks: list[RankTask], found: tuple[Finding, ...]) -> tuple[ProbeResult, ...]:
+        longest = 2 * sum(tasks[0].deadline_s(step) for step in Step) + launch.GRACE_S
+        answers = self.workers.ask(
+            launch.run_rank, [(task,) for task in tasks], deadline_s=longest, patience_s=self._patience_s
         )
         values(answers)
         results = [a.value if a.ok else lost_result(a) for a in answers]
         if any(not a.ok for a in answers):
-            raise GroupLost(results)
-        results = self._settle(results)
-        self.workers.ask_one(0, store.close_store, deadline_s=_SILENCE_S)
-        return results
+            raise GroupLost(results, found)
+        return tuple(self._settle(results))
 
-    def _task(self, rung: Rung, fact: RankFacts, run_id: str, address: str, port: int) -> RankTask:
+    def _task(self, rung: Rung, fact: RankFacts, run_id: str, port: int) -> RankTask:
         return RankTask(
             run_id=run_id,
             backend=rung.backend,
             rank=fact.rank,
             world_size=len(self.facts),
-            store_host=address,
+            store_host=self.facts[0].address,
             store_port=port,
             device_index=fact.device_index,
             local_rank=fact.local_rank,
@@ -111,3 +145,5 @@ def lost_result(answer: Answer) -> ProbeResult:
 def _launch_variables(fact: RankFacts, world_size: int) -> dict[str, str]:
     # torch 2.15's nccl and libraries read them where a device is not given.
     return {"RANK": str(fact.rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(fact.local_rank)}
+
+

@@ -55,7 +55,8 @@ def test_a_raised_error_is_quoted_and_cuts_the_others_wait_short():
     started_s = time.monotonic()
     results = run_ranks(3, before=lambda rank: in_child(rank, 1, "all_reduce", fail))
     assert time.monotonic() - started_s < QUICK.collective_s, "the others were not cut short"
-    assert [r.outcome for r in results] == [Outcome.WAITING, Outcome.FAILED, Outcome.WAITING]
+    # Within their grace the others may meet the closed connection themselves: an echo, not a cause.
+    assert all(r.outcome in (Outcome.WAITING, Outcome.FAILED) for r in results) and results[1].outcome is Outcome.FAILED
     assert results[1].step is Step.COLLECTIVE and "illegal memory access" in results[1].error
     verdict = verdict_of(results)
     assert verdict.culprit_ranks == (1,) and verdict.failure is FailureClass.ILLEGAL_MEMORY_ACCESS

@@ -1,0 +1,67 @@
+"""The hosts of a run as the network stages know them, and what those stages found, for the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ray_nccl_guard.facts import Finding, RankFacts
+from ray_nccl_guard.ladder import GLOO, Rung
+from ray_nccl_guard.network.across import together
+from ray_nccl_guard.network.addresses import Library
+from ray_nccl_guard.network.findings import Host
+from ray_nccl_guard.network.stage import diagnose_rows
+from ray_nccl_guard.network.store import store_findings
+from ray_nccl_guard.probe.meet import Meeting
+from ray_nccl_guard.probe.spec import Outcome, ProbeResult, RankTask, Step, StepRecord
+
+
+def of(facts: Sequence[RankFacts]) -> tuple[Host, ...]:
+    """One `Host` per node, in rank order; its lowest rank speaks for it."""
+    ranks: dict[str, list[RankFacts]] = {}
+    for fact in facts:
+        ranks.setdefault(fact.node, []).append(fact)
+    return tuple(
+        Host(rank=on[0].rank, name=on[0].host, ranks=tuple(f.rank for f in on), choice=on[0].addresses) for on in ranks.values()
+    )
+
+
+def address_findings(hosts: Sequence[Host], rung: Rung) -> tuple[Finding, ...]:
+    """What is wrong with the addresses that the rung's backend would take, before anything connects.
+
+    A setting of the rung's own is what it tries out: then only the connections can tell.
+    """
+    if any(name.endswith("SOCKET_IFNAME") for name in rung.env):
+        return ()
+    library = Library.GLOO if rung.backend == GLOO else Library.NCCL
+    return tuple(found.finding() for found in together(hosts, library))
+
+
+def network_findings(hosts: Sequence[Host], met: Sequence[Meeting], task: RankTask) -> tuple[Finding, ...]:
+    """What the store and peers stages saw, as sentences with names in them."""
+    absent = sorted({rank for meeting in met for rank in meeting.absent})
+    found = store_findings(
+        {meeting.rank: meeting.reach for meeting in met},
+        hosts,
+        store=f"{task.store_host} port {task.store_port}",
+        absent=absent,
+    )
+    rows = [meeting.row for meeting in met if meeting.row is not None]
+    if not any(f.decides for f in found):
+        found += diagnose_rows(rows, hosts, GLOO if task.backend == GLOO else "nccl")
+    return tuple(f.finding() for f in found)
+
+
+def met_result(meeting: Meeting) -> ProbeResult:
+    """How far a rank got if the network stops everything."""
+    at_store = not meeting.reach.ok or bool(meeting.error) or bool(meeting.absent)
+    step = Step.STORE if at_store else Step.PEERS
+    error = meeting.reach.text or meeting.error
+    outcome = Outcome.FAILED if not meeting.reach.ok or meeting.error else Outcome.NOT_RUN
+    return ProbeResult(
+        rank=meeting.rank,
+        outcome=outcome,
+        step=step,
+        error=error,
+        steps=(StepRecord(step=step, outcome=outcome, seconds=meeting.seconds, detail=error),),
+        seconds=meeting.seconds,
+    )
