@@ -152,7 +152,7 @@ def read_rule(path: Path) -> Rule:
     try:
         import tomllib
     except ModuleNotFoundError:  # Python 3.10
-        import tomli as tomllib
+        import tomli as tomllib  # type: ignore[no-redef]
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
         return _rule(path, data)

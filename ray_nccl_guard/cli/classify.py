@@ -23,7 +23,9 @@ MAX_SHOWN, MAX_SHOWN_RANKS = 4, 16
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="+", metavar="FILE", help="log of one rank or of many, plain or gzip; - reads stdin")
     parser.add_argument("--rank-from-name", action="store_true", help="the last number in a file's name is the rank")
-    parser.add_argument("--rules", action="append", default=[], metavar="DIR", help="a rule pack to use as well (repeatable)")
+    parser.add_argument(
+        "--rules", action="append", default=[], metavar="DIR", help="a rule pack to use as well (repeatable)"
+    )
     parser.add_argument("--json", action="store_true", help="print one object on stdout")
 
 

@@ -57,7 +57,11 @@ def compare(sightings: Sequence[Sighting]) -> list[Reason]:
             reasons.append(diverged)
     reasons += _generations(sightings)
     sequences = [int(s.fields["seq"]) for s in sightings if "seq" in s.fields]
-    if sequences and not any(r.failure is FailureClass.COLLECTIVE_TIMEOUT_DESYNC for r in reasons) and max(sequences) <= FIRST_SEQUENCES:
+    if (
+        sequences
+        and not any(r.failure is FailureClass.COLLECTIVE_TIMEOUT_DESYNC for r in reasons)
+        and max(sequences) <= FIRST_SEQUENCES
+    ):
         reasons.append(Reason(
             failure=FailureClass.INIT_TIMEOUT_HANG, weight=0.55,
             summary="the very first collective never finished",

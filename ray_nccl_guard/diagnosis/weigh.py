@@ -126,10 +126,8 @@ def _case(failure: FailureClass, rules: Sequence[tuple[Rule, FailureClass]], rea
     softs = [r.weight for r in mine if r.role in (RuleRole.SYMPTOM, RuleRole.CASCADE)] + [r.also[failure] for r in others]
     soft = max(softs + [r.weight for r in because if r.weight < HARD], default=0.0)
     soft += sum(r.weight for r in mine if r.role is RuleRole.HINT)
-    if hard:
-        score = min(0.99, max(hard) + AGREEMENT * min(1.0, soft + 0.5 * (len(hard) - 1)))
-    else:
-        score = min(SOFT_CEILING, soft)
+    agreement = AGREEMENT * min(1.0, soft + 0.5 * (len(hard) - 1))
+    score = min(0.99, max(hard) + agreement) if hard else min(SOFT_CEILING, soft)
     order = list(RuleRole)
     mine.sort(key=lambda r: (order.index(r.role), -r.weight, r.id))
     return Weighed(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import re
 import sys
 import zlib
@@ -35,7 +34,7 @@ def batches(path: str) -> Iterator[tuple[int, list[str]]]:
 
 def _open(path: str) -> IO[bytes]:
     if path == STDIN:
-        return _ungzip(io.BufferedReader(sys.stdin.buffer, CHUNK) if not hasattr(sys.stdin.buffer, "peek") else sys.stdin.buffer)
+        return _ungzip(sys.stdin.buffer)
     if Path(path).is_dir():
         raise UsageError(f"{path} is a directory.", help=(f"name the log files in it: ray-nccl-guard classify {path}/*",))
     return _ungzip(open(path, "rb", buffering=CHUNK))

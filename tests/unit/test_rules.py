@@ -55,7 +55,9 @@ def test_a_pattern_without_fixed_text_is_refused(text: str):
         Pattern(text)
 
 
-@pytest.mark.parametrize("text", ["a" * 8192, "NCCL WARN " * 800, "(" * 8000, "0x" * 4000, "error: " * 1100, "rank 1 " * 1100])
+@pytest.mark.parametrize(
+    "text", ["a" * 8192, "NCCL WARN " * 800, "(" * 8000, "0x" * 4000, "error: " * 1100, "rank 1 " * 1100]
+)
 def test_no_pattern_is_slow_on_a_hostile_line(text: str):
     started_s = time.process_time()
     for rule in RULES:

@@ -27,7 +27,9 @@ def test_a_log_without_a_failure_is_unknown_and_never_ok():
 
 
 def test_a_cause_on_one_rank_beats_echoes_on_all_others():
-    verdict = classify(world(failed(0, Step.COMM_INIT, CLOSED), failed(1, Step.COMM_INIT, OOM), failed(2, Step.COMM_INIT, CLOSED)))
+    verdict = classify(
+        world(failed(0, Step.COMM_INIT, CLOSED), failed(1, Step.COMM_INIT, OOM), failed(2, Step.COMM_INIT, CLOSED))
+    )
     assert (verdict.failure, verdict.culprit_ranks, verdict.certainty) == (F.GPU_OUT_OF_MEMORY, (1,), Certainty.ESTABLISHED)
     assert [quote.role for quote in verdict.evidence] == [Role.CAUSE, Role.CASCADE, Role.CASCADE]
     assert verdict.evidence[0].text == OOM
@@ -105,7 +107,11 @@ def test_a_rank_without_an_answer_is_missing_and_not_acquitted():
 def test_a_wrong_value_is_corruption_for_sure():
     text = "WrongResult: wrong result: all_reduce returned 3 where 6 is right (1 of 8 elements differ, the first at 0)"
     verdict = classify(world(failed(0, Step.COLLECTIVE, error=text), ok(1)))
-    assert (verdict.failure, verdict.certainty, verdict.culprit_ranks) == (F.WRONG_RESULT_CORRUPTION, Certainty.ESTABLISHED, (0,))
+    assert (verdict.failure, verdict.certainty, verdict.culprit_ranks) == (
+        F.WRONG_RESULT_CORRUPTION,
+        Certainty.ESTABLISHED,
+        (0,),
+    )
 
 
 def test_a_finding_that_decides_is_a_verdict_even_where_nothing_has_failed():
@@ -142,7 +148,11 @@ def test_gloo_is_never_promised_on_a_guess_from_a_log():
 
 def test_ranks_in_different_collectives_have_diverged_and_the_odd_one_is_the_suspect():
     verdict = named(timeout(0, seq=532341, op="_ALLGATHER_BASE", numel=513), timeout(1, seq=532339), timeout(2, seq=532339))
-    assert (verdict.failure, verdict.certainty, verdict.culprit_ranks) == (F.COLLECTIVE_TIMEOUT_DESYNC, Certainty.LIKELY, (0,))
+    assert (verdict.failure, verdict.certainty, verdict.culprit_ranks) == (
+        F.COLLECTIVE_TIMEOUT_DESYNC,
+        Certainty.LIKELY,
+        (0,),
+    )
 
 
 def test_sequence_numbers_of_different_groups_are_not_compared():
@@ -166,10 +176,14 @@ def test_ranks_absent_from_a_barrier_are_named_by_it():
 
 def test_every_class_can_be_said_of_a_rank_and_has_a_next_step():
     for failure, facts in CLASSES.items():
-        assert facts.summary[0].islower() or facts.summary.startswith(("NCCL", "NVLink", "CUDA", "InfiniBand", "/dev/shm", "GPU"))
+        assert facts.summary[0].islower() or facts.summary.startswith(
+            ("NCCL", "NVLink", "CUDA", "InfiniBand", "/dev/shm", "GPU")
+        )
         assert not facts.summary.endswith("."), failure
     for failure in set(F) - {F.OK, F.UNKNOWN}:
-        verdict = classify(world(failed(0, Step.COMM_INIT, error="x"), ok(1), findings=(finding(failure.value, decides=True),)))
+        verdict = classify(
+            world(failed(0, Step.COMM_INIT, error="x"), ok(1), findings=(finding(failure.value, decides=True),))
+        )
         assert verdict.next, failure
 
 
@@ -188,5 +202,7 @@ def test_a_probe_that_never_ran_is_unknown():
 
 
 def test_lines_with_carriage_returns_and_colours_are_read():
-    result = ProbeResult(rank=0, outcome=Outcome.FAILED, step=Step.COMM_INIT, lines=lines(f"10%|#\r20%|##\r\x1b[31m{OOM}\x1b[0m"))
+    result = ProbeResult(
+        rank=0, outcome=Outcome.FAILED, step=Step.COMM_INIT, lines=lines(f"10%|#\r20%|##\r\x1b[31m{OOM}\x1b[0m")
+    )
     assert classify(world(result, waiting(1))).failure is F.GPU_OUT_OF_MEMORY

@@ -149,7 +149,10 @@ def test_a_mistake_in_the_program_beside_a_connection_abort_is_not_called_a_netw
 
 def test_an_absurd_allocation_after_timeouts_is_no_memory_shortage():
     verdict = named(
-        "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate more than 1EB memory", timeout(1), timeout(2), timeout(3)
+        "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate more than 1EB memory",
+        timeout(1),
+        timeout(2),
+        timeout(3),
     )
     assert verdict.failure is F.COLLECTIVE_TIMEOUT_DESYNC
 

@@ -1,0 +1,131 @@
+"""The verbs classify, explain and rules as a user calls them."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from ray_nccl_guard.classes import FailureClass
+from ray_nccl_guard.cli import main
+from ray_nccl_guard.cli.explain import markdown
+from ray_nccl_guard.rulebook import shipped_rules
+
+OOM = "[rank3]: include/alloc.h:178 NCCL WARN Cuda failure 'out of memory'\n"
+CONTRACT = {"failure", "certainty", "candidates", "culprit_ranks", "scope", "gloo_can_help", "evidence", "next"}
+REPOSITORY = Path(__file__).parents[2]
+RULE = """failure = "port_in_use"
+role = "cause"
+summary = "our launcher found its port taken"
+patterns = ["FabricLauncher: port \\\\d+ is busy"]
+near_misses = ["FabricLauncher: port 1 is free"]
+"""
+
+
+def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main(list(words))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_a_named_failure_exits_0_and_prints_one_object(tmp_path: Path, capsys):
+    path = tmp_path / "a.log"
+    path.write_text(OOM)
+    code, out, _ = call(capsys, "classify", str(path), "--json")
+    told = json.loads(out)
+    assert code == 0
+    assert set(told) >= CONTRACT
+    assert (told["failure"], told["culprit_ranks"], told["scope"]) == ("gpu_out_of_memory", [3], "gpu")
+    assert set(told["evidence"][0]) >= {"rank", "line", "text", "role"}
+
+
+def test_the_text_says_what_where_how_sure_and_what_next(tmp_path: Path, capsys):
+    path = tmp_path / "a.log"
+    path.write_text(OOM + "[rank0]: misc/socket.cc:49 NCCL WARN socketProgress: Connection closed by remote peer h<5>\n")
+    code, out, _ = call(capsys, "classify", str(path))
+    assert code == 0
+    first, *rest = out.splitlines()
+    assert first == "gpu_out_of_memory: NCCL could not get device memory"
+    text = "\n".join(rest)
+    for part in ("look at    rank 3", "evidence", "a.log:1 (rank 3)", "echoes", "certainty  established", "help: try next"):
+        assert part in text
+    assert out.isascii()
+
+
+def test_a_log_without_a_name_exits_1(tmp_path: Path, capsys):
+    path = tmp_path / "a.log"
+    path.write_text("epoch 3 done\n")
+    code, out, _ = call(capsys, "classify", str(path), "--json")
+    assert (code, json.loads(out)["failure"]) == (1, "unknown")
+
+
+def test_standard_input_is_read(monkeypatch: pytest.MonkeyPatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(OOM.encode())))
+    code, out, _ = call(capsys, "classify", "-", "--json")
+    assert (code, json.loads(out)["evidence"][0]["source"]) == (0, "stdin")
+
+
+def test_a_missing_file_exits_2_without_a_traceback(capsys, tmp_path: Path):
+    code, out, err = call(capsys, "classify", str(tmp_path / "no.log"))
+    assert (code, out) == (2, "")
+    assert "cannot be read" in err
+    assert "Traceback" not in err
+
+
+def test_a_rule_pack_of_ones_own_is_used_and_checked(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch):
+    pack, log = tmp_path / "pack", tmp_path / "a.log"
+    pack.mkdir()
+    (pack / "fabric-port.toml").write_text(RULE)
+    log.write_text("FabricLauncher: port 77 is busy\n")
+    assert call(capsys, "classify", str(log))[0] == 1
+    assert call(capsys, "classify", str(log), "--rules", str(pack))[0] == 0
+    monkeypatch.setenv("RAY_NCCL_GUARD_RULES", str(pack))
+    assert call(capsys, "classify", str(log))[0] == 0
+    monkeypatch.delenv("RAY_NCCL_GUARD_RULES")
+
+    code, out, _ = call(capsys, "rules", "--check", str(pack))
+    assert code == 1
+    assert "fabric-port: has no log" in out
+    (pack / "fabric-port.log").write_text("# our launcher 1.0\nFabricLauncher: port 77 is busy\n")
+    assert call(capsys, "rules", "--check", str(pack))[0] == 0
+    (pack / "fabric-port.toml").write_text(RULE.replace("port 1 is free", "port 1 is busy"))
+    code, out, _ = call(capsys, "rules", "--check", str(pack), "--json")
+    assert code == 1
+    assert "near miss" in json.loads(out)["faults"][0]["fault"]
+
+
+def test_a_broken_pack_exits_2(tmp_path: Path, capsys):
+    (tmp_path / "bad.toml").write_text("not toml")
+    code, _, err = call(capsys, "rules", "--check", str(tmp_path))
+    assert code == 2
+    assert "bad.toml" in err
+
+
+@pytest.mark.parametrize("name", [failure.value for failure in FailureClass] + [rule.id for rule in shipped_rules()])
+def test_every_class_and_rule_can_be_looked_up(name: str, capsys):
+    code, out, _ = call(capsys, "explain", name)
+    assert code == 0
+    assert out.startswith(f"{name}: ")
+    code, out, _ = call(capsys, "explain", name, "--json")
+    assert name in json.loads(out).values()
+
+
+def test_a_misspelt_name_exits_2_and_offers_the_nearest(capsys):
+    code, _, err = call(capsys, "explain", "shm_to_small")
+    assert code == 2
+    assert "shm_too_small" in err
+
+
+def test_rules_lists_every_rule(capsys):
+    code, out, _ = call(capsys, "rules")
+    assert code == 0
+    assert len(out.splitlines()) == len(shipped_rules())
+
+
+def test_the_docs_page_is_what_the_rules_say():
+    page = REPOSITORY / "docs" / "classes.md"
+    now = "\n".join(markdown(shipped_rules())) + "\n"
+    assert page.read_text(encoding="utf-8") == now, "run: ray-nccl-guard explain --all --markdown > docs/classes.md"
