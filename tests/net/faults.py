@@ -162,7 +162,7 @@ FAULTS = (
         expected=((Kind.SLOW, H2, "h2: slow, every peer waits 6"),),
     ),
     Fault(
-        name="half of the packets lost", make=lambda lab: lab.lose(2, 50), decides=None, deadline_s=3.0,
+        name="a third of the packets lost", make=lambda lab: lab.lose(2, 35), decides=None, deadline_s=3.0,
         expected=((Kind.LOSSY, H2, "h2: lossy"),),
     ),
     Fault(
