@@ -71,6 +71,7 @@ class Rule:
         unless: rules that void this one if they matched anywhere.
         shares: rules that may claim this rule's log too.
         gloo: overrides the class's `gloo_can_help`; None leaves it.
+        alarms: boilerplate that at least says that something failed, so that hints may speak.
         progress: how far into making a communicator a rank is that printed this, 0 if it does not say.
         relief: the smallest setting known to sidestep the failure.
     """
@@ -90,6 +91,7 @@ class Rule:
     blames: Blames = Blames.NOBODY
     gloo: bool | None = None
     progress: int = 0
+    alarms: bool = False
     caution: str = ""
     help: tuple[str, ...] = ()
     next: str = ""
@@ -112,7 +114,7 @@ _DEFAULT_WEIGHT = {
 }  # fmt: skip
 _KEYS = {
     "failure", "role", "weight", "certainty", "summary", "patterns", "near_misses", "also", "requires", "unless", "shares",
-    "blames", "gloo", "progress", "caution", "help", "next", "relief", "references",
+    "blames", "gloo", "progress", "alarms", "caution", "help", "next", "relief", "references",
 }  # fmt: skip
 
 
@@ -190,6 +192,7 @@ def _rule(path: Path, data: Mapping[str, Any]) -> Rule:
         blames=Blames(data.get("blames", "nobody")),
         gloo=data.get("gloo"),
         progress=int(data.get("progress", 0)),
+        alarms=bool(data.get("alarms", False)),
         caution=str(data.get("caution", "")),
         help=_strings(data, "help"),
         next=str(data.get("next", "")),

@@ -109,7 +109,7 @@ def weigh(
 ) -> list[Weighed]:
     """Every class the evidence speaks for, best first. `sightings` are active ones (see `active`); `closed` are impossible."""
     rules = list({(s.rule.id, s.failure): (s.rule, s.failure) for s in sightings}.values())
-    if not any(r.role in _FAILURES for r, _ in rules) and not reasons:
+    if not any(r.role in _FAILURES or r.alarms for r, _ in rules) and not reasons:
         return []  # hints alone are no failure
     cases = [_case(failure, rules, reasons) for failure in FailureClass if failure not in closed]
     first_seen = _first_seen(sightings)
