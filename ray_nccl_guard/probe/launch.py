@@ -92,6 +92,7 @@ class _Watch:
                 result = self._run_child(Start.SPAWN)
             return result
         finally:
+            self.kernel.close()
             for fd in self.fds:
                 os.close(fd)
 

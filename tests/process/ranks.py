@@ -23,12 +23,14 @@ def run_ranks(
     backend: str = "gloo",
     spec: ProbeSpec = QUICK,
     before: Callable[[int], None] | None = None,
+    after: Callable[[int, ProbeResult], ProbeResult] | None = None,
     absent: tuple[int, ...] = (),
     deadline_s: float = 60.0,
     **changes: Any,
 ) -> list[ProbeResult]:
     """Probe a world of real processes. `before(rank)` runs in the rank's process, before its child is forked: what it
-    replaces there (in torch, in the C library) is the fault."""
+    replaces there (in torch, in the C library) is the fault. `after(rank, result)` runs there behind the probe and gives the
+    result to answer with."""
     run_id = uuid.uuid4().hex[:8]
     context = multiprocessing.get_context("fork")
     answers: Any = context.SimpleQueue()
@@ -54,7 +56,8 @@ def run_ranks(
             spec=spec,
             **{name: value(rank) if callable(value) else value for name, value in changes.items()},
         )
-        answers.put(launch.run_rank(task))
+        result = launch.run_rank(task)
+        answers.put(result if after is None else after(rank, result))
         if rank == 0:
             leave.get()  # the store ends with this process, and must outlive the other launchers
 

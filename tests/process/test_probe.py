@@ -227,3 +227,47 @@ def _state(pid: int) -> str:
     from ray_nccl_guard.probe.process import state_of
 
     return state_of(pid)
+
+
+def test_a_slow_start_that_still_logs_gets_its_deadline_doubled_once_and_says_so():
+    # Longer than comm_init's deadline and shorter than twice that, with a line every half second.
+    def chatty() -> None:
+        for number in range(8):
+            os.write(2, b"still connecting, try %d\n" % number)
+            time.sleep(0.5)
+
+    spec = ProbeSpec(comm_init_s=2.5, comm_init_per_rank_s=0)
+    results = run_ranks(2, spec=spec, before=lambda rank: in_child(rank, rank, "init_process_group", chatty))
+    assert [r.outcome for r in results] == [Outcome.OK] * 2, [r.error for r in results]
+    slow = next(s for s in results[0].steps if s.step is Step.COMM_INIT)
+    assert slow.seconds > spec.comm_init_s and "doubled" in slow.detail
+
+
+def test_what_the_kernel_says_of_a_death_is_evidence():
+    message = "NVRM: Xid (PCI:0000:17:00): 79, pid=1, GPU has fallen off the bus (a test of ray_nccl_guard)"
+
+    def report_and_die() -> None:
+        with open("/dev/kmsg", "w") as log:
+            log.write(message)
+        os.abort()
+
+    if not os.access("/dev/kmsg", os.W_OK | os.R_OK):
+        pytest.skip("/dev/kmsg cannot be written here")
+    results = run_ranks(2, before=lambda rank: in_child(rank, 1, "all_reduce", report_and_die))
+    assert any("Xid" in line for line in results[1].kernel_lines), results[1].kernel_lines
+    assert verdict_of(results).failure is FailureClass.HARDWARE_XID_ECC
+
+
+def test_a_launcher_survives_a_handler_that_reaps_its_child():
+    def reap_everything(rank: int) -> None:
+        def handler(*_: object) -> None:
+            try:
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            except ChildProcessError:
+                pass
+
+        signal.signal(signal.SIGCHLD, handler)
+
+    results = run_ranks(2, before=reap_everything)
+    assert all(r.outcome is not Outcome.TIMED_OUT for r in results), "it must notice that the child is gone"
