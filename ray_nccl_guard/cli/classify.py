@@ -70,10 +70,10 @@ def lines_of(verdict: Verdict, world_size: int) -> Iterator[str]:
         yield from _row("gloo", f"{helps}: {facts.gloo_why}")
     yield ""
     if verdict.relief:
-        yield f"help: sidestep it    {' '.join(f'{name}={value}' for name, value in verdict.relief.items())}"
+        yield from _help("sidestep it", " ".join(f"{name}={value}" for name, value in verdict.relief.items()))
     if verdict.failure is not FailureClass.UNKNOWN:
-        yield f"help: remedy         {facts.remedy}"
-    yield f"help: try next       {verdict.next}"
+        yield from _help("remedy", facts.remedy)
+    yield from _help("try next", verdict.next)
     if verdict.failure is not FailureClass.UNKNOWN:
         yield f"more: ray-nccl-guard explain {verdict.rule or verdict.failure.value}"
 
@@ -89,6 +89,10 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 def _row(label: str, text: str) -> list[str]:
     return textwrap.wrap(text, WIDTH, initial_indent=f"  {label:<11}", subsequent_indent=" " * 13) or [f"  {label}"]
+
+
+def _help(label: str, text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=f"help: {label:<15}", subsequent_indent=" " * 21)
 
 
 def _wrap(text: str, indent: str) -> list[str]:

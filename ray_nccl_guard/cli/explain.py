@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import textwrap
 from collections.abc import Iterator, Sequence
 
 from ray_nccl_guard.classes import CLASSES, FailureClass
 from ray_nccl_guard.errors import UsageError
-from ray_nccl_guard.rulebook import Rule, RuleRole, shipped_rules
+from ray_nccl_guard.rulebook import Rule, RuleRole, load_rules, packs_from_env
 
 WIDTH = 100
 _GLOO = {True: "yes", False: "no", None: "depends"}
@@ -22,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    rules = shipped_rules()
+    rules = load_rules(*packs_from_env(os.environ))
     if args.all:
         if args.name or args.json:
             raise UsageError("--all takes no name and has no --json.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -25,6 +26,8 @@ NOT_FROM_OUR_PROGRAM = {
 # A finding that does not decide explains a failure whose lines name no cause: just above a symptom, below every cause.
 # Where the lines do name a cause, it only tilts.
 EXPLAINS, TILTS = 0.64, 0.2
+# Lines looked at in one go: enough to make the scan's fixed cost vanish, little enough to keep a second copy of them cheap.
+BATCH = 50_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,40 +66,59 @@ def _our_program(sighting: Sighting) -> Sighting:
 
 
 def _sightings(evidence: Evidence, scanner: Scanner) -> list[Sighting]:
-    records: list[int] = []
-    orders: list[int] = []
-    lines: list[LogLine] = []
-    for index, record in enumerate(evidence.ranks):
-        own = _record_lines(record)
-        lines += own
-        records += [index] * len(own)
-        orders += range(len(own))
-    texts = [line.text for line in lines]
     found: list[Sighting] = []
-    for at in scanner.suspects(texts):
+    lines: list[LogLine] = []
+    starts: list[int] = []
+    first = 0
+    for index, record in enumerate(evidence.ranks):
+        starts.append(len(lines))
+        lines += _record_lines(record)
+        if len(lines) >= BATCH:
+            found += _seen(evidence, first, starts, lines, scanner)
+            first, starts, lines = index + 1, [], []
+    return found + _seen(evidence, first, starts, lines, scanner)
+
+
+def _seen(
+    evidence: Evidence, first: int, starts: Sequence[int], lines: Sequence[LogLine], scanner: Scanner
+) -> list[Sighting]:
+    """What the rules see in the lines of consecutive records; `starts` says where each record's begin, from `first` on."""
+    found: list[Sighting] = []
+    for at in scanner.suspects([line.text for line in lines]):
         line = lines[at]
-        rank = evidence.ranks[records[at]].rank
+        own = bisect_right(starts, at) - 1
+        index, order = first + own, at - starts[own]
         for hit in scanner.hits(line.text):
-            found.append(Sighting(
-                record=records[at], rank=rank, order=orders[at], source=line.source, number=line.number,
-                text=line.text, rule=hit.rule, failure=hit.rule.failure, fields=hit.fields,
-            ))  # fmt: skip
+            found.append(
+                Sighting(
+                    record=index,
+                    rank=evidence.ranks[index].rank,
+                    order=order,
+                    source=line.source,
+                    number=line.number,
+                    text=line.text,
+                    rule=hit.rule,
+                    failure=hit.rule.failure,
+                    fields=hit.fields,
+                )
+            )
     return found
 
 
-def _record_lines(record: RankEvidence) -> list[LogLine]:
+def _record_lines(record: RankEvidence) -> Sequence[LogLine]:
     """What the rank printed, then its exception, then what the kernel said, as lines without line feeds."""
-    lines: list[LogLine] = []
-    for line in record.lines:
-        if "\n" in line.text or "\r" in line.text:
-            parts = line.text.splitlines()
-            lines.extend(LogLine(source=line.source, number=line.number, text=part) for part in parts)
-        else:
-            lines.append(line)
-    for source, texts in (("error", record.text.splitlines()), ("kernel", record.kernel_lines)):
-        for i, text in enumerate(texts):
-            lines.append(LogLine(source=source, number=i + 1, text=text.replace("\n", " ")))
-    return lines
+    printed: Sequence[LogLine] = record.lines
+    joined = "".join([line.text for line in printed])
+    if "\n" in joined or "\r" in joined:
+        printed = [
+            LogLine(source=line.source, number=line.number, text=part) for line in printed for part in line.text.splitlines()
+        ]
+    if not record.text and not record.kernel_lines:
+        return printed
+    more = [LogLine(source="error", number=i + 1, text=text) for i, text in enumerate(record.text.splitlines())]
+    for i, text in enumerate(record.kernel_lines):
+        more.append(LogLine(source="kernel", number=i + 1, text=" ".join(text.splitlines())))
+    return [*printed, *more]
 
 
 def _findings(evidence: Evidence, sightings: Sequence[Sighting], reasons: Sequence[Reason]) -> list[Reason]:
