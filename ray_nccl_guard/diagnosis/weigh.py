@@ -114,7 +114,7 @@ def weigh(
     cases = [_case(failure, rules, reasons) for failure in FailureClass if failure not in closed]
     first_seen = _first_seen(sightings)
     found = [case for case in cases if case.score > 0]
-    found.sort(key=lambda c: (-round(c.score, 3), first_seen.get(c.failure, 1 << 30), c.failure.value))
+    found.sort(key=lambda c: (-c.score, first_seen.get(c.failure, 1 << 30), c.failure.value))
     return found
 
 
@@ -127,7 +127,7 @@ def _case(failure: FailureClass, rules: Sequence[tuple[Rule, FailureClass]], rea
     soft = max(softs + [r.weight for r in because if r.weight < HARD], default=0.0)
     soft += sum(r.weight for r in mine if r.role is RuleRole.HINT)
     agreement = AGREEMENT * min(1.0, soft + 0.5 * (len(hard) - 1))
-    score = min(0.99, max(hard) + agreement) if hard else min(SOFT_CEILING, soft)
+    score = round(min(0.99, max(hard) + agreement) if hard else min(SOFT_CEILING, soft), 3)
     order = list(RuleRole)
     mine.sort(key=lambda r: (order.index(r.role), -r.weight, r.id))
     return Weighed(

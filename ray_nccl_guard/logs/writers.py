@@ -23,7 +23,7 @@ _POD = re.compile(r"^\[?(?P<pod>[a-z0-9][\w.-]*-\d+)\]?(?: \||:| \[) ?")
 _ANNOUNCED = re.compile(r"ip=(?P<ip>[\w.:-]+), pid=(?P<pid>\d+)\) world_rank=(?P<rank>\d+)")
 _JSON_RANK = ("world_rank", "rank", "global_rank")
 _JSON_TEXT = ("message", "msg", "log", "text")
-_FILE_RANK = re.compile(r"rank[-_=.]?(?P<rank>\d+)(?!\d)", re.IGNORECASE)
+_FILE_RANK = re.compile(r"rank[-_=.]?(?P<rank>\d+)(?![0-9A-Za-z])", re.IGNORECASE)
 _LAST_NUMBER = re.compile(r"(\d+)(?!.*\d)")
 # Numbers above this in such a mark are no rank of a job that exists.
 MAX_RANK = 1_000_000

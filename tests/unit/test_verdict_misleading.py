@@ -141,7 +141,7 @@ def test_more_workers_than_ranks_is_a_second_generation_and_not_a_missing_rank()
 def test_a_mistake_in_the_program_beside_a_connection_abort_is_not_called_a_network_fault_for_sure():
     verdict = named(
         "host-0:1:2 [0] misc/socket.cc:484 NCCL WARN socketStartConnect: Connect to 10.0.0.5<4> failed : connection abort\n"
-        "ValueError: Default process group has not been initialized, please make sure to call init_process_group."
+        "ValueError: trying to initialize the default process group twice!"
     )
     assert verdict.certainty is Certainty.OPEN
     assert {F.USER_CODE_NOT_INFRA, F.NCCL_BOOTSTRAP_NETWORK} <= {c.failure for c in verdict.candidates}
@@ -177,3 +177,16 @@ def test_a_missing_kernel_image_carries_the_caution_about_the_release_that_left_
 ])  # fmt: skip
 def test_a_line_of_boilerplate_alone_decides_nothing(line: str):
     assert named(line).failure is F.UNKNOWN
+
+
+@pytest.mark.parametrize(("lines", "failure"), [
+    ("[pair.cc:553] Connection closed by peer [10.77.3.3]:31398. This is typically caused by a remote worker crashing.", F.REMOTE_PEER_DIED),
+    ("[pair.cc:537] Read error [10.77.3.3]:31398: Connection reset by peer", F.REMOTE_PEER_DIED),
+    ("[Rank 3 Error Snippet]: A worker health check failed\n"
+     "ValueError: Default process group has not been initialized, please make sure to call init_process_group.", F.REMOTE_PEER_DIED),
+    ("[unbound_buffer.cc:78] Timed out waiting 10000ms for recv operation to complete", F.COLLECTIVE_TIMEOUT_DESYNC),
+    ("Gloo connectFullMesh failed with [pair.h:311] Connect timeout [none]", F.GLOO_NETWORK),
+    ("torch.distributed.DistStoreError: Timed out after 11 seconds waiting for clients. 3/4 clients joined.", F.MISSING_RANK),
+])  # fmt: skip
+def test_an_echo_of_teardown_or_of_a_lost_peer_is_not_taken_for_the_cause(lines: str, failure: F):
+    assert named(lines).failure is failure
