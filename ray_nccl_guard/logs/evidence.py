@@ -34,6 +34,7 @@ class _Reading:
     """What is known so far of all writers."""
 
     scanner: Scanner
+    max_writers: int
     writers: dict[tuple[str, str], _Writer] = field(default_factory=dict)
     ranks: dict[str, int] = field(default_factory=dict)
     worlds: dict[str, int] = field(default_factory=dict)
@@ -62,7 +63,7 @@ class _Reading:
             self.ranks.setdefault(process, rank)
         self._communicator(process, hits)
         key = ("", f"rank {rank}") if rank is not None else (source, process)
-        if key not in self.writers and len(self.writers) >= MAX_WRITERS:
+        if key not in self.writers and len(self.writers) >= self.max_writers:
             key = (source, "")
         writer = self.writers.setdefault(key, _Writer(rank=rank if rank is not None else own))
         kept = False
@@ -86,14 +87,16 @@ class _Reading:
                 self.ranks[process] = _number(rank)
 
 
-def read_logs(paths: Sequence[str], scanner: Scanner, *, trust_names: bool = False) -> Evidence:
+def read_logs(
+    paths: Sequence[str], scanner: Scanner, *, trust_names: bool = False, max_writers: int = MAX_WRITERS
+) -> Evidence:
     """Evidence from log files; a file named twice is read once.
 
     Raises `UsageError` for a missing file, a directory, an unreadable file, or none at all.
     """
     if not paths:
         raise UsageError("There is no log to read.")
-    reading = _Reading(scanner)
+    reading = _Reading(scanner, max_writers)
     for path in dict.fromkeys(path if path == STDIN else os.path.realpath(path) for path in paths):
         reading.file(path, trust_name=trust_names)
     return _evidence(reading)

@@ -12,8 +12,7 @@ import pytest
 from ray_nccl_guard.classes import FailureClass as F
 from ray_nccl_guard.diagnosis.gather import scanner_for
 from ray_nccl_guard.errors import UsageError
-from ray_nccl_guard.logs import evidence as reading
-from ray_nccl_guard.logs.evidence import read_logs
+from ray_nccl_guard.logs.evidence import KEEP, read_logs
 from ray_nccl_guard.verdict import Verdict, classify
 
 OOM = "include/alloc.h:178 NCCL WARN Cuda failure 'out of memory'"
@@ -124,12 +123,11 @@ def test_a_file_given_twice_counts_once(tmp_path: Path):
     assert once == twice
 
 
-def test_thousands_of_writers_are_kept_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(reading, "MAX_WRITERS", 50)
+def test_thousands_of_writers_are_kept_within_bounds(tmp_path: Path):
     path = write(tmp_path / "a.log", *(f"host-{i}:{i}:1 [0] {CLOSED}" for i in range(3000)), f"[rank1]: {OOM}")
-    evidence = read_logs([str(path)], scanner_for(None))
+    evidence = read_logs([str(path)], scanner_for(None), max_writers=50)
     assert len(evidence.ranks) <= 52
-    assert sum(len(record.lines) for record in evidence.ranks) <= 52 * reading.KEEP * 2
+    assert sum(len(record.lines) for record in evidence.ranks) <= 52 * KEEP * 2
     assert classify(evidence).failure is F.GPU_OUT_OF_MEMORY
 
 

@@ -94,3 +94,17 @@ def test_a_malformed_rule_is_refused_with_its_name_and_reason(tmp_path):
         with pytest.raises(UsageError, match=reason) as caught:
             read_rule(path)
         assert "mine.toml" in str(caught.value)
+
+
+def test_rules_travel_by_pickle():
+    import pickle
+
+    from ray_nccl_guard.evidence import Evidence, Origin, RankEvidence
+    from ray_nccl_guard.probe.spec import LogLine, Outcome
+    from ray_nccl_guard.verdict import classify
+
+    rules = pickle.loads(pickle.dumps(RULES))
+    line = LogLine(source="x", number=1, text="NCCL WARN Bootstrap : no socket interface found")
+    record = RankEvidence(rank=0, outcome=Outcome.FAILED, lines=(line,))
+    evidence = Evidence(origin=Origin.PROBE, backend="nccl", world_size=1, ranks=(record,))
+    assert classify(evidence, rules) == classify(evidence)
