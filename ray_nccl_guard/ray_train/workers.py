@@ -4,38 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
+from ray_nccl_guard.probe.workers import Answer, Patience, WorkerFunctionError, no_patience, values
+
+__all__ = ["Answer", "WorkerFunctionError", "Workers", "values"]
+
 # While `on_start` waits, the controller's event loop stands still (Ctrl-C included), so no single wait is longer.
 _SLICE_S = 0.25
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What one rank answered.
-
-    Attributes:
-        value: what the function returned; None unless `ok`.
-        raised: the exception that the function raised in the worker.
-        died: the worker died; `preempted` if Ray says it was taken away rather than that it failed.
-        silent: no answer by the deadline.
-    """
-
-    rank: int
-    ok: bool = False
-    value: Any = None
-    raised: Exception | None = None
-    died: Exception | None = None
-    silent: bool = False
-    preempted: bool = False
-
-
-class WorkerFunctionError(RuntimeError):
-    """A function that the guard itself sent to the workers raised there: the guard's own failure."""
 
 
 class Workers:
@@ -53,7 +32,7 @@ class Workers:
         arguments: Sequence[tuple[Any, ...]] | None = None,
         *,
         deadline_s: float,
-        patience_s: Callable[[Answer], float | None] = lambda answer: None,
+        patience_s: Patience = no_patience,
         ranks: Sequence[int] | None = None,
     ) -> list[Answer]:
         """Ask every rank (or `ranks`) at once, and wait at most `deadline_s`.
@@ -95,15 +74,3 @@ def _answer(rank: int, ref: Any) -> Answer:
         return Answer(rank=rank, silent=True)
     except RayError as error:  # the object was lost with its node
         return Answer(rank=rank, died=error, preempted=True)
-
-
-def values(answers: Sequence[Answer]) -> list[Any]:
-    """The values of answers that must all be there.
-
-    Raises:
-        WorkerFunctionError: a rank's function raised.
-    """
-    for answer in answers:
-        if answer.raised is not None:
-            raise WorkerFunctionError(f"on rank {answer.rank}: {answer.raised!r}") from answer.raised
-    return [answer.value for answer in answers]
