@@ -206,3 +206,19 @@ def test_lines_with_carriage_returns_and_colours_are_read():
         rank=0, outcome=Outcome.FAILED, step=Step.COMM_INIT, lines=lines(f"10%|#\r20%|##\r\x1b[31m{OOM}\x1b[0m")
     )
     assert classify(world(result, waiting(1))).failure is F.GPU_OUT_OF_MEMORY
+
+
+def test_a_more_specific_signature_voids_the_general_one():
+    ordinal = named("host-0:1:2 [0] transport/p2p.cc:275 NCCL WARN Cuda failure 101 'invalid device ordinal'")
+    assert ordinal.failure is F.CUMEM_CONTAINER_CAPS
+    assert F.NO_GPU_VISIBLE not in [c.failure for c in ordinal.candidates]
+    shm = named(
+        "host-0:1:2 [1] transport/shm.cc:590 NCCL WARN Cuda failure 217 'peer access is not supported between these two'"
+    )
+    assert "p2p-ipc-handle" not in [rule for c in shm.candidates for rule in c.rules]
+
+
+def test_a_signature_that_needs_another_is_void_without_it():
+    ordinary = "[rank3]: KeyError: 'loss'"
+    assert named("", "", "", ordinary).failure is F.UNKNOWN
+    assert named(timeout(0, seq=40), "", "", ordinary).candidates[1].failure is F.USER_CODE_NOT_INFRA
