@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ray_nccl_guard.classes import FailureClass
 from ray_nccl_guard.evidence import Origin, align
 from ray_nccl_guard.facts import Finding, RankFacts
 from ray_nccl_guard.ladder import Decision, Ladder, Rung
+from ray_nccl_guard.network.grid import Matrix
 from ray_nccl_guard.probe.spec import Outcome, ProbeResult
 from ray_nccl_guard.report import Attempt, Report
 from ray_nccl_guard.verdict import Certainty, Verdict, classify
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
@@ -21,6 +23,7 @@ class Proof:
 
     results: tuple[ProbeResult, ...]
     findings: tuple[Finding, ...] = ()
+    matrix: Matrix | None = None
 
 
 # Proves one rung on every rank.
@@ -30,9 +33,11 @@ Runner = Callable[[Rung], Proof]
 class GroupLost(Exception):
     """A worker died or stopped answering: these workers can prove nothing more, the next rung needs fresh ones."""
 
-    def __init__(self, results: Sequence[ProbeResult], findings: Sequence[Finding] = ()) -> None:
+    def __init__(
+        self, results: Sequence[ProbeResult], findings: Sequence[Finding] = (), matrix: Matrix | None = None
+    ) -> None:
         super().__init__("a worker was lost during the probe")
-        self.proof = Proof(results=tuple(results), findings=tuple(findings))
+        self.proof = Proof(results=tuple(results), findings=tuple(findings), matrix=matrix)
 
     @property
     def results(self) -> tuple[ProbeResult, ...]:
@@ -70,6 +75,20 @@ class Preflight:
         return self.report(decision)
 
     def _try(self, rung: Rung, prove: Runner) -> Decision | None:
+        verdict, proof, lost = self._prove(rung, prove)
+        if self.attempts[-1].evidence.ok:
+            self._minimise(prove)
+            return self.ladder.after_pass()
+        following = self.ladder.after_failure(verdict, budget_left_s=self._budget_left_s())
+        if isinstance(following, Decision):
+            return following
+        if any(r.stuck for r in proof.results):
+            return self.ladder.refuse("a process of the probe cannot be ended: it sits in the GPU driver on that node")
+        if lost is not None:
+            raise lost
+        return None
+
+    def _prove(self, rung: Rung, prove: Runner) -> tuple[Verdict, Proof, GroupLost | None]:
         started_s = time.monotonic()
         lost: GroupLost | None = None
         if self._decided_by_facts(rung):
@@ -81,16 +100,26 @@ class Preflight:
                 lost, proof = error, error.proof
         seconds = time.monotonic() - started_s
         verdict = self.judge(rung, proof.results, Origin.PROBE, seconds, proof.findings)
-        if self.attempts[-1].evidence.ok:
-            return self.ladder.after_pass()
-        following = self.ladder.after_failure(verdict, budget_left_s=self._budget_left_s())
-        if isinstance(following, Decision):
-            return following
-        if any(r.stuck for r in proof.results):
-            return self.ladder.refuse("a process of the probe cannot be ended: it sits in the GPU driver on that node")
-        if lost is not None:
-            raise lost
-        return None
+        self.attempts[-1] = replace(self.attempts[-1], matrix=proof.matrix)
+        return verdict, proof, lost
+
+    def _minimise(self, prove: Runner) -> None:
+        """Leave out the settings that the rung which passed does not need, one at a time by the same probe."""
+        # A fault that has cost workers before may cost them again, and the count of restarts: then the set stays whole.
+        lost_before = any(a.group_attempt != self.group_attempt for a in self.attempts)
+        # What failed once may fail again, and takes as long.
+        needs_s = max(a.seconds for a in self.attempts)
+        while (trial := self.ladder.smaller()) is not None:
+            if lost_before or self._budget_left_s() < needs_s:
+                why = "the fault has cost workers before" if lost_before else "no time is left for it"
+                self.ladder.notes.append(f"whether {self.ladder.rung.name} needs all of them was not asked: {why}")
+                return
+            _, proof, lost = self._prove(trial, prove)
+            self.ladder.after_smaller(trial, self.attempts[-1].evidence.ok)
+            if lost is not None:
+                raise lost
+            if any(r.stuck for r in proof.results):
+                return
 
     def judge(
         self,

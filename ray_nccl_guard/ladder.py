@@ -34,12 +34,14 @@ class Rung:
     Attributes:
         why: why this rung is tried, half a sentence.
         retry: the same rung again, in a new probe.
+        trial: it only asks whether a setting of a rung that passed is needed.
     """
 
     backend: str
     env: Mapping[str, str] = field(default_factory=dict)
     why: str = ""
     retry: bool = False
+    trial: bool = False
 
     @property
     def name(self) -> str:
@@ -84,6 +86,7 @@ class Ladder:
         self.rung = self.first
         self.notes: list[str] = []
         self._tried: list[Rung] = [self.first]
+        self._needed: set[str] = set()
         self.primary: Verdict | None = None
 
     def after_pass(self) -> Decision:
@@ -120,6 +123,28 @@ class Ladder:
         self.rung = following
         self._tried.append(following)
         return following
+
+    def smaller(self) -> Rung | None:
+        """After a pass with several settings: the same without one of them, None once each is known to be needed.
+
+        The users are to learn the one setting that matters. Such a probe is no try of its own: it costs only time.
+        """
+        env = self.rung.env
+        for name in env if len(env) > 1 else ():
+            rest = {k: v for k, v in env.items() if k != name}
+            if name not in self._needed and not any(r.backend == self.rung.backend and r.env == rest for r in self._tried):
+                return Rung(backend=self.rung.backend, env=rest, why=f"is {name} needed?", trial=True)
+        return None
+
+    def after_smaller(self, trial: Rung, passed: bool) -> None:
+        """The rung of `smaller` passed, and is the current one from now on, or what it left out is needed."""
+        (dropped,) = set(self.rung.env) - set(trial.env)
+        self._tried.append(trial)
+        if passed:
+            self.rung = trial
+            self.notes.append(f"{dropped} is not needed: the same probe passed without it")
+        else:
+            self._needed.add(dropped)
 
     def refuse(self, because: str) -> Decision:
         return Decision(action=Action.REFUSE, backend=None, because=because, notes=tuple(self.notes))
@@ -159,7 +184,7 @@ class Ladder:
     def _relief(self, verdict: Verdict) -> Rung | None:
         if not self.policy.relief or not verdict.relief:
             return None
-        tried = [r for r in self._tried if r.env]
+        tried = [r for r in self._tried if r.env and not r.trial]
         relief = dict(verdict.relief)
         kept = {k: self.wanted.user_settings[k] for k in relief if k in self.wanted.user_settings}
         if kept:

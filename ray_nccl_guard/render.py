@@ -9,7 +9,7 @@ from ray_nccl_guard.evidence import Origin
 from ray_nccl_guard.ladder import GLOO
 from ray_nccl_guard.policy import Action
 from ray_nccl_guard.probe.spec import MIB, Outcome, Step
-from ray_nccl_guard.report import Attempt, Report, median_all_reduce_s, outcomes, ranks_text, step_of
+from ray_nccl_guard.report import Attempt, Report, outcomes, ranks_text, step_of
 from ray_nccl_guard.verdict import Certainty, Role
 
 _WIDTH = 100
@@ -194,7 +194,7 @@ def _decision(report: Report) -> list[str]:
     if decision.action is Action.FALL_BACK:
         lines += _row("proved", ", ".join(report.collectives_proved))
         lines += _row("cost", _cost(report))
-    for note in (*decision.notes, *report.notes):
+    for note in report.all_notes:
         lines += _row("note", note)
     return lines
 
@@ -205,7 +205,7 @@ def _tried(attempt: Attempt) -> str:
 
 
 def _cost(report: Report) -> str:
-    measured = median_all_reduce_s(report.chosen.results) if report.chosen else {}
+    measured = report.chosen.all_reduce_s if report.chosen else {}
     if not measured:
         return ""
     size = max(measured)

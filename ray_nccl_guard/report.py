@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from ray_nccl_guard import differences
 from ray_nccl_guard.classes import FailureClass
+from ray_nccl_guard.compat.skew import Difference
 from ray_nccl_guard.evidence import Evidence
 from ray_nccl_guard.facts import RankFacts
 from ray_nccl_guard.ladder import Decision, Rung
+from ray_nccl_guard.network.grid import Matrix
 from ray_nccl_guard.policy import Policy
 from ray_nccl_guard.probe.spec import Outcome, ProbeResult, Step
 from ray_nccl_guard.verdict import Certainty, Verdict
 
 # Raised when a key is added; keys are never renamed or taken away.
 SCHEMA_VERSION = 1
+# What an exception says stands in its first lines; 4,096 ranks' tracebacks would make a report of 30 MB.
+_ERROR = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One rung that was tried: on which evidence, with which verdict, in how many seconds."""
+    """One rung that was tried: on which evidence, with which verdict, in how many seconds.
+
+    Attributes:
+        matrix: which host reached which before it, None if one host was all there was.
+        group_attempt: the worker group it was tried on, from 1.
+    """
 
     rung: Rung
     evidence: Evidence
@@ -29,6 +39,15 @@ class Attempt:
     results: tuple[ProbeResult, ...] = ()
     seconds: float = 0.0
     group_attempt: int = 1
+    matrix: Matrix | None = None
+
+    @property
+    def all_reduce_s(self) -> dict[int, float]:
+        """Median over the ranks of the probe's all_reduce in seconds, by size in bytes."""
+        sizes = sorted({size for r in self.results for size in r.all_reduce_s})
+        return {
+            size: statistics.median(r.all_reduce_s[size] for r in self.results if size in r.all_reduce_s) for size in sizes
+        }
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -42,17 +61,30 @@ class Attempt:
             "step": self.verdict.step.value if self.verdict.step else None,
             "seconds": round(self.seconds, 3),
             "group_attempt": self.group_attempt,
-            "outcomes": [
-                {
-                    "rank": r.rank,
-                    "outcome": r.outcome.value,
-                    "step": r.step.value if r.step else None,
-                    "start": r.start.value,
-                    "seconds": round(r.seconds, 3),
-                }
-                for r in self.results
-            ],
+            "all_reduce_s": _sized(self.all_reduce_s),
+            "network": self.matrix.to_json() if self.matrix else None,
+            "outcomes": [_outcome(r) for r in self.results],
         }
+
+
+def _outcome(result: ProbeResult) -> dict[str, Any]:
+    return {
+        "rank": result.rank,
+        "outcome": result.outcome.value,
+        "step": result.step.value if result.step else None,
+        "detail": result.detail,
+        "error": result.error[:_ERROR],
+        "start": result.start.value,
+        "signal": None if result.killed_by_guard else result.signal,
+        "process_state": result.process_state,
+        "proved": list(result.proved),
+        "seconds": round(result.seconds, 3),
+        "steps": {s.step.value: [s.outcome.value, round(s.seconds, 4)] for s in result.steps},
+    }
+
+
+def _sized(seconds: Mapping[int, float]) -> dict[str, float]:
+    return {str(size): round(value, 6) for size, value in sorted(seconds.items())}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +96,7 @@ class Report:
         attempts: every rung in order, over all worker groups of the run so far.
         guard_error: the traceback of the guard's own failure, None if it had none.
         timings_s: seconds by name; `guard` is all that the guard added to the start.
+        run_name: the run's name as Ray Train knows it, empty if there is none.
         path: where the JSON lies, empty if it was not written.
     """
 
@@ -77,12 +110,25 @@ class Report:
     guard_error: str | None = None
     timings_s: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    run_name: str = ""
     path: str = ""
 
     @property
     def chosen(self) -> Attempt | None:
-        """The attempt that passed and is trained on, None if none did."""
-        return self.attempts[-1] if self.attempts and self.attempts[-1].evidence.ok else None
+        """The attempt that passed and is trained on, None if none did. Later ones may only have asked for less (`trial`)."""
+        wanted = (self.decision.backend, dict(self.decision.relief))
+        passed = [a for a in self.attempts if a.evidence.ok and (a.rung.backend, dict(a.rung.env)) == wanted]
+        return passed[-1] if passed else None
+
+    @property
+    def skew(self) -> tuple[Difference, ...]:
+        """The facts on which the ranks differ."""
+        return differences.between(self.facts)
+
+    @property
+    def all_notes(self) -> tuple[str, ...]:
+        """What is worth a line and explains no failure: of the decision, of the run, of the ranks' facts."""
+        return (*self.decision.notes, *self.notes, *differences.sentences(self.skew))
 
     @property
     def failed(self) -> Attempt | None:
@@ -118,10 +164,23 @@ class Report:
             "attempts": [a.to_json() for a in self.attempts],
             "ranks": [self._rank(f) for f in self.facts],
             "timings_s": {k: round(v, 4) for k, v in {**self.timings_s, **self._step_timings()}.items()},
-            "notes": [*self.decision.notes, *self.notes],
+            "notes": list(self.all_notes),
+            "verdict_attempt": next((i for i, a in enumerate(self.attempts) if a.verdict is self.verdict), None),
+            "run_name": self.run_name,
+            "all_reduce_s": _sized(self.chosen.all_reduce_s if self.chosen else {}),
+            "skew": [
+                {
+                    "name": d.name,
+                    "majority": d.majority,
+                    "tied": d.tied,
+                    "others": [{"value": value, "ranks": list(ranks)} for value, ranks in d.others.items()],
+                }
+                for d in self.skew
+            ],
         }
 
     def _rank(self, facts: RankFacts) -> dict[str, Any]:
+        chosen = facts.addresses
         last = {r.rank: r for a in self.attempts for r in a.results}.get(facts.rank)
         failed = next((r for r in (self.failed.results if self.failed else ()) if r.rank == facts.rank), None)
         return {
@@ -132,14 +191,16 @@ class Report:
             "local_rank": facts.local_rank,
             "device": last.device if last else None,
             "gpu_ids": list(facts.gpu_ids),
-            "gpu": None
-            if facts.gpu is None
-            else {"uuid": facts.gpu.uuid, "name": facts.gpu.name, "capability": facts.gpu.capability},
+            "gpu": None if facts.gpu is None else asdict(facts.gpu),
             "driver_version": facts.driver_version,
             "torch_version": facts.torch_version,
+            "python_version": facts.python_version,
+            "interface": None if chosen is None else {"nccl": chosen.nccl.interface, "gloo": chosen.gloo.interface},
+            "limits": dict(facts.limits),
             "libnccl": dict(facts.libnccl),
             "settings": dict(facts.settings),
             "not_run": dict(facts.not_run),
+            "shm_total_bytes": facts.shm_total_bytes,
             "shm_free_bytes": facts.shm_free_bytes,
             "free_before_bytes": last.free_before_bytes if last else None,
             "free_after_bytes": last.free_after_bytes if last else None,
@@ -172,12 +233,6 @@ def ranks_text(ranks: tuple[int, ...] | list[int]) -> str:
             parts.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
         run = [] if rank is None else [rank]
     return ", ".join(parts)
-
-
-def median_all_reduce_s(results: tuple[ProbeResult, ...]) -> dict[int, float]:
-    """Median over the ranks of the warm-up all_reduce's seconds, by size in bytes."""
-    sizes = sorted({size for r in results for size in r.all_reduce_s})
-    return {size: statistics.median(r.all_reduce_s[size] for r in results if size in r.all_reduce_s) for size in sizes}
 
 
 def outcomes(attempt: Attempt, *wanted: Outcome) -> tuple[int, ...]:

@@ -64,7 +64,7 @@ def _difference(name: str, values: Mapping[int, str]) -> Difference | None:
 def table(found: tuple[Difference, ...]) -> str:
     """The differences as aligned text, one deviating value a line; empty if there is none."""
     rows = [
-        (d.name, f"ranks {_ranges(ranks)}", value, f"{'as many have' if d.tied else 'the others have'} {d.majority}")
+        (d.name, f"ranks {ranges(ranks)}", value, f"{'as many have' if d.tied else 'the others have'} {d.majority}")
         for d in found
         for value, ranks in d.others.items()
     ]
@@ -72,7 +72,7 @@ def table(found: tuple[Difference, ...]) -> str:
     return "\n".join("  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[3]]) for row in rows)
 
 
-def _ranges(ranks: tuple[int, ...]) -> str:
+def ranges(ranks: tuple[int, ...]) -> str:
     """(0, 1, 2, 5) as "0-2, 5"."""
     parts: list[list[int]] = []
     for rank in ranks:

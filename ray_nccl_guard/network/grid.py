@@ -1,8 +1,10 @@
-"""The matrix of hosts as text, for those who look at it."""
+"""The matrix of hosts as words and as text, for those who look at it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from ray_nccl_guard.network.cells import Cell, Code
 from ray_nccl_guard.network.findings import Host
@@ -17,20 +19,48 @@ _SHORT = {
 MOST = 14
 
 
-def grid(cells: Sequence[Cell], hosts: Sequence[Host]) -> str:
-    """Rows connect to columns; `.` was not asked. Wide worlds show the hosts with a failed cell only, and say so."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matrix:
+    """The cells as words, rows connect to columns: `ok`, a short code, `.` for not asked, `-` for the host itself.
+
+    Attributes:
+        of: how many hosts there are; `hosts` are those that are shown.
+        failed: how many of them have a failed connection.
+    """
+
+    hosts: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    of: int
+    failed: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {"hosts": list(self.hosts), "rows": [list(row) for row in self.rows], "of": self.of, "failed": self.failed}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Matrix:
+        return cls(hosts=tuple(data["hosts"]), rows=tuple(map(tuple, data["rows"])), of=data["of"], failed=data["failed"])
+
+
+def matrix(cells: Sequence[Cell], hosts: Sequence[Host]) -> Matrix:
+    """The matrix to show: of a wide world the hosts with a failed cell only."""
     shown = list(hosts)
     failed = {rank for cell in cells if cell.code.failed for rank in (cell.src, cell.dst)}
     if len(shown) > MOST:
         shown = [host for host in hosts if host.rank in failed][:MOST]
     code = {(cell.src, cell.dst): cell.code for cell in cells}
-    width = max([len("from/to"), *(len(host.name) for host in shown)])
-    lines = [f"{'from/to':{width}} " + " ".join(f"{host.name[-5:]:>5}" for host in shown)]
-    for one in shown:
-        words = [_word(code.get((one.rank, other.rank)), one is other) for other in shown]
-        lines.append(f"{one.name:{width}} " + " ".join(f"{word:>5}" for word in words))
-    if len(shown) < len(hosts):
-        lines.append(f"({len(shown)} of {len(hosts)} hosts; {len(failed)} have a failed connection)")
+    rows = tuple(tuple(_word(code.get((one.rank, other.rank)), one is other) for other in shown) for one in shown)
+    return Matrix(hosts=tuple(host.name for host in shown), rows=rows, of=len(hosts), failed=len(failed))
+
+
+def grid(cells: Sequence[Cell], hosts: Sequence[Host]) -> str:
+    """The matrix as text. Wide worlds show the hosts with a failed cell only, and say so."""
+    shown = matrix(cells, hosts)
+    width = max([len("from/to"), *(len(name) for name in shown.hosts)])
+    lines = [f"{'from/to':{width}} " + " ".join(f"{name[-5:]:>5}" for name in shown.hosts)]
+    for name, words in zip(shown.hosts, shown.rows, strict=True):
+        lines.append(f"{name:{width}} " + " ".join(f"{word:>5}" for word in words))
+    if len(shown.hosts) < shown.of:
+        lines.append(f"({len(shown.hosts)} of {shown.of} hosts; {shown.failed} have a failed connection)")
     return "\n".join(lines)
 
 

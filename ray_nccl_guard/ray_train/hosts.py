@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 from ray_nccl_guard.facts import Finding, RankFacts
 from ray_nccl_guard.ladder import GLOO, Rung
+from ray_nccl_guard.network import grid
 from ray_nccl_guard.network.across import together
 from ray_nccl_guard.network.addresses import Library
 from ray_nccl_guard.network.findings import Host
+from ray_nccl_guard.network.grid import Matrix
 from ray_nccl_guard.network.stage import diagnose_rows
 from ray_nccl_guard.network.store import store_findings
 from ray_nccl_guard.probe.meet import Meeting
@@ -21,7 +23,8 @@ def of(facts: Sequence[RankFacts]) -> tuple[Host, ...]:
     for fact in facts:
         ranks.setdefault(fact.node, []).append(fact)
     return tuple(
-        Host(rank=on[0].rank, name=on[0].host, ranks=tuple(f.rank for f in on), choice=on[0].addresses) for on in ranks.values()
+        Host(rank=on[0].rank, name=on[0].host, ranks=tuple(f.rank for f in on), choice=on[0].addresses)
+        for on in ranks.values()
     )
 
 
@@ -49,6 +52,12 @@ def network_findings(hosts: Sequence[Host], met: Sequence[Meeting], task: RankTa
     if not any(f.decides for f in found):
         found += diagnose_rows(rows, hosts, GLOO if task.backend == GLOO else "nccl")
     return tuple(f.finding() for f in found)
+
+
+def matrix(hosts: Sequence[Host], met: Sequence[Meeting]) -> Matrix | None:
+    """Who reached whom in the first round, for those who look at it; None if no host got that far."""
+    rows = [meeting.row for meeting in met if meeting.row is not None and meeting.row.rounds]
+    return grid.matrix([cell for row in rows for cell in row.rounds[0]], hosts) if rows else None
 
 
 def met_result(meeting: Meeting) -> ProbeResult:

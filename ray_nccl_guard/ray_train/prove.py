@@ -9,6 +9,7 @@ from dataclasses import replace
 from ray_nccl_guard.facts import Finding, RankFacts
 from ray_nccl_guard.guard import GroupLost, Proof
 from ray_nccl_guard.ladder import Rung
+from ray_nccl_guard.network.grid import Matrix
 from ray_nccl_guard.network.stage import longest_s
 from ray_nccl_guard.probe import launch, meet, memory, store
 from ray_nccl_guard.probe.spec import Outcome, ProbeResult, ProbeSpec, RankTask, Step
@@ -38,7 +39,7 @@ class Prover:
         Raises:
             GroupLost: a worker died or gave no answer.
         """
-        found = hosts.address_findings(self.hosts, rung)
+        found, seen = hosts.address_findings(self.hosts, rung), None
         if any(f.decides for f in found):
             return self._not_run(found)
         run_id = uuid.uuid4().hex[:12]
@@ -49,17 +50,17 @@ class Prover:
         tasks = [self._task(rung, fact, run_id, opened.value) for fact in self.facts]
         try:
             if len(self.hosts) > 1:
-                met, found = self._meet(tasks)
+                met, found, seen = self._meet(tasks)
                 if any(f.decides for f in found):
-                    return Proof(results=met, findings=found)
-            return Proof(results=self._launch(tasks, found), findings=found)
+                    return Proof(results=met, findings=found, matrix=seen)
+            return Proof(results=self._launch(tasks, found, seen), findings=found, matrix=seen)
         finally:
             self.workers.ask_one(0, store.close_store, deadline_s=_SILENCE_S)
 
     def _not_run(self, found: tuple[Finding, ...]) -> Proof:
         return Proof(results=tuple(ProbeResult(rank=f.rank, outcome=Outcome.NOT_RUN) for f in self.facts), findings=found)
 
-    def _meet(self, tasks: list[RankTask]) -> tuple[tuple[ProbeResult, ...], tuple[Finding, ...]]:
+    def _meet(self, tasks: list[RankTask]) -> tuple[tuple[ProbeResult, ...], tuple[Finding, ...], Matrix | None]:
         """The store and the peers, before any child: a network that cannot carry the backend is named in seconds."""
         speakers = [host.rank for host in self.hosts]
         choices = [fact.addresses for fact in self.facts]
@@ -73,11 +74,12 @@ class Prover:
         met = [a.value for a in answers if a.ok]
         found = hosts.network_findings(self.hosts, met, tasks[0])
         results = tuple(hosts.met_result(a.value) if a.ok else lost_result(a) for a in answers)
+        seen = hosts.matrix(self.hosts, met)
         if any(not a.ok for a in answers):
-            raise GroupLost(results, found)
-        return results, found
+            raise GroupLost(results, found, seen)
+        return results, found, seen
 
-    def _launch(self, tasks: list[RankTask], found: tuple[Finding, ...]) -> tuple[ProbeResult, ...]:
+    def _launch(self, tasks: list[RankTask], found: tuple[Finding, ...], seen: Matrix | None) -> tuple[ProbeResult, ...]:
         longest = 2 * sum(tasks[0].deadline_s(step) for step in Step) + launch.GRACE_S
         answers = self.workers.ask(
             launch.run_rank, [(task,) for task in tasks], deadline_s=longest, patience_s=self._patience_s
@@ -85,7 +87,7 @@ class Prover:
         values(answers)
         results = [a.value if a.ok else lost_result(a) for a in answers]
         if any(not a.ok for a in answers):
-            raise GroupLost(results, found)
+            raise GroupLost(results, found, seen)
         return tuple(self._settle(results))
 
     def _task(self, rung: Rung, fact: RankFacts, run_id: str, port: int) -> RankTask:
@@ -145,5 +147,3 @@ def lost_result(answer: Answer) -> ProbeResult:
 def _launch_variables(fact: RankFacts, world_size: int) -> dict[str, str]:
     # torch 2.15's nccl and libraries read them where a device is not given.
     return {"RANK": str(fact.rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(fact.local_rank)}
-
-

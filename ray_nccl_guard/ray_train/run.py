@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
-from ray_nccl_guard import eager, facts, render
+from ray_nccl_guard import differences, eager, facts, render
 from ray_nccl_guard.evidence import Origin
 from ray_nccl_guard.guard import GroupLost, Preflight
 from ray_nccl_guard.ladder import Decision, Ladder, Rung, Wanted, has_legacy
@@ -122,7 +122,10 @@ class GuardedStart:
         return Preflight(
             facts=self.facts,
             ladder=state.ladder,
-            findings=facts.findings(self.facts, backend=state.backend, asked_gpus=asked),
+            findings=(
+                *facts.findings(self.facts, backend=state.backend, asked_gpus=asked),
+                *differences.findings(self.facts, backend=state.backend),
+            ),
             rules=self.settings.rules,
             attempts=state.attempts,
             group_attempt=state.starts,

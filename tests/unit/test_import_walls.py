@@ -21,14 +21,14 @@ HEAVY = {"rich", "jinja2", "matplotlib", "yaml", "numpy", "pandas"}
 FLOW = [
     {"errors", "_version", "classes", "current"},
     {"compat"},
-    {"facts", "gpu_facts"},
+    {"facts", "gpu_facts", "differences"},
     {"network"},
     {"probe"},
     {"evidence"},
     {"rulebook", "diagnosis", "logs", "verdict", "locate"},
     {"policy", "ladder"},
     {"flight"},
-    {"report", "guard", "eager", "render"},
+    {"report", "guard", "eager", "render", "saved", "html", "price"},
     {"ray_train"},
     {"cli", "__main__", "__init__"},
 ]

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 
 from ray_nccl_guard.classes import CLASSES, FailureClass
+from ray_nccl_guard.guard import GroupLost, Preflight, Proof
 from ray_nccl_guard.ladder import Decision, Ladder, Rung, Wanted, has_legacy
 from ray_nccl_guard.policy import Action, Policy
+from ray_nccl_guard.probe.spec import Step
 from ray_nccl_guard.verdict import Verdict
+from tests.unit.builders import failed, gpu_rank, ok
 
 F = FailureClass
 P2P_OFF = {"NCCL_P2P_DISABLE": "1"}
@@ -142,3 +145,66 @@ def test_a_plain_gloo_job_is_tried_once_more_and_then_refused():
     assert steps.after_failure(verdict(F.INIT_TIMEOUT_HANG)).retry
     assert refused(steps.after_failure(verdict(F.INIT_TIMEOUT_HANG)))
     assert refused(ladder(backend="gloo").after_failure(verdict(F.STORE_UNREACHABLE)))
+
+
+THREE = {"NCCL_A": "1", "NCCL_B": "1", "NCCL_C": "1"}
+
+
+def preflight(needed: set[str], policy: Policy | None = None, **fields):
+    """A pre-flight in a world where NCCL works only with the settings `needed`, standing on the rung with THREE."""
+    steps = ladder(policy, world_size=2)
+    steps.after_failure(verdict(F.P2P_OR_ACS, THREE))
+    asked = []
+
+    def prove(rung: Rung) -> Proof:
+        asked.append(dict(rung.env))
+        works = rung.backend == "gloo" or needed <= set(rung.env)
+        return Proof(results=tuple(ok(r) if works else failed(r, Step.COMM_INIT, "x") for r in range(2)))
+
+    flight = Preflight(facts=(gpu_rank(0), gpu_rank(1)), ladder=steps, **fields)
+    return flight, prove, asked
+
+
+def test_a_relief_of_several_settings_is_cut_down_to_those_that_are_needed():
+    flight, prove, asked = preflight({"NCCL_B"})
+    report = flight.run(prove)
+    assert report.decision.relief == {"NCCL_B": "1"} and report.decision.backend == "nccl"
+    assert asked == [THREE, {"NCCL_B": "1", "NCCL_C": "1"}, {"NCCL_C": "1"}, {"NCCL_B": "1"}]
+    assert [n.split()[0] for n in report.decision.notes] == ["NCCL_A", "NCCL_C"]
+    assert report.chosen is not None and report.chosen.rung.env == {"NCCL_B": "1"}
+
+
+def test_settings_that_are_all_needed_stay_and_the_report_is_about_the_rung_that_passed():
+    flight, prove, asked = preflight(set(THREE))
+    report = flight.run(prove)
+    assert report.decision.relief == THREE and len(asked) == 4
+    assert report.chosen is report.attempts[0] and report.collectives_proved, "the trials after it failed"
+
+
+def test_cutting_down_ends_with_the_budget_and_says_so():
+    flight, prove, asked = preflight({"NCCL_C"}, Policy(budget_s=1e-6))
+    report = flight.run(prove)
+    assert asked == [THREE] and report.decision.relief == THREE
+    assert "no time is left" in report.decision.notes[-1]
+
+
+def test_a_worker_lost_in_a_trial_costs_the_trial_and_not_the_rung_that_passed():
+    flight, prove, _ = preflight({"NCCL_A"})
+
+    def losing(rung: Rung) -> Proof:
+        if "NCCL_A" not in rung.env:
+            raise GroupLost([ok(0)])
+        return prove(rung)
+
+    with pytest.raises(GroupLost):
+        flight.run(losing)
+    flight.group_attempt = 2  # fresh workers, the same ladder
+    report = flight.run(losing)
+    assert report.decision.relief == THREE and "cost workers before" in report.decision.notes[-1]
+    assert flight.ladder.primary is not None and flight.ladder.primary.failure is F.P2P_OR_ACS
+
+
+def test_a_single_setting_is_not_asked_about_again():
+    steps = ladder()
+    steps.after_failure(verdict(F.P2P_OR_ACS, P2P_OFF))
+    assert steps.smaller() is None
