@@ -1,4 +1,4 @@
-"""Which ranks to look at first: those that name the cause about themselves, those that others name, those that are silent."""
+"""Which ranks to look at first: those that name the cause of themselves, those that others name, those that are silent."""
 
 from __future__ import annotations
 

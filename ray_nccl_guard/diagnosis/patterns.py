@@ -21,8 +21,8 @@ _MIN_LITERAL = 3
 # of the same pattern is preferred.
 COMMON = (
     " nccl info channel : via p2p/cumem/direct pointer shm ring tree trees connected all rings net/socket net/ib using "
-    "comm rank nranks cudadev nvmldev busid commid init start complete bootstrap version cudadriverversion set by environment "
-    "to setting affinity for gpu threadthresholds coll channels nvls channels per peer libnccl.so -> return returned remote "
+    "comm rank nranks cudadev nvmldev busid commid init start complete bootstrap version cudadriverversion set by "
+    "environment to setting affinity for gpu threadthresholds coll channels nvls channels per peer libnccl.so -> return returned remote "
     "allreduce: opcount sendbuff recvbuff count datatype op root stream broadcast allgather reduce gather"
 )
 _REPEATS = ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT")

@@ -107,7 +107,7 @@ def _holds(rule: Rule, ids: Collection[str]) -> bool:
 def weigh(
     sightings: Sequence[Sighting], reasons: Sequence[Reason] = (), closed: Collection[FailureClass] = ()
 ) -> list[Weighed]:
-    """Every class the evidence speaks for, best first. `sightings` are active ones (see `active`); `closed` are impossible."""
+    """Every class the evidence speaks for, best first. `sightings` are active ones (see `active`); `closed` cannot be."""
     rules = list({(s.rule.id, s.failure): (s.rule, s.failure) for s in sightings}.values())
     if not any(r.role in _FAILURES or r.alarms for r, _ in rules) and not reasons:
         return []  # hints alone are no failure
