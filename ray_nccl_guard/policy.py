@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -79,9 +79,14 @@ def _named(kind: Any, name: Any, what: str) -> Any:
     values = [member.value for member in kind]
     if name in values:
         return kind(name)
-    near = difflib.get_close_matches(str(name), values, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else f" (known: {', '.join(values)})"
-    raise ValueError(f"Policy: {name!r} is not a {what}{hint}")
+    hint = nearest(str(name), values) or f" (known: {', '.join(values)})"
+    raise ValueError(f"Policy: {name!r} is not {'an' if what[0] in 'aeiou' else 'a'} {what}{hint}")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'strict'?`, or nothing if no known name is near."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +104,10 @@ class Policy:
         world_warn, world_ceiling: gloo is warned about above the first number of ranks and refused above the second: its
             rings are serial over TCP, and every pair of ranks holds a connection.
         on_guard_error: `proceed` as plain TorchConfig would when the guard itself fails, or `raise`.
+        name: the preset it began with.
+        sources: who said what: a key -> `argument`, `file` or `environment` (see `policy_file.resolve`). A key that is not
+            there has the preset's value.
+        file: the policy file that had a say, empty if none.
 
     Raises:
         ValueError: an unknown class or action (with the nearest valid name), or a number out of range.
@@ -115,6 +124,8 @@ class Policy:
     world_ceiling: int = 512
     on_guard_error: str = "proceed"
     name: str = "default"
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False)
+    file: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "actions", _actions(self.actions))
@@ -152,9 +163,7 @@ class Policy:
             "observe": cls.observe,
         }
         if name not in presets:
-            near = difflib.get_close_matches(name, presets, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"policy {name!r} is not one of {', '.join(presets)}{hint}")
+            raise ValueError(f"policy {name!r} is not one of {', '.join(presets)}{nearest(name, presets)}")
         return presets[name]()
 
     def action_for(self, failure: FailureClass) -> Action:
@@ -175,6 +184,9 @@ class Policy:
             "report_only": self.report_only,
             "budget_s": self.budget_s,
             "attempts": self.attempts,
+            "world_warn": self.world_warn,
             "world_ceiling": self.world_ceiling,
             "on_guard_error": self.on_guard_error,
+            "sources": dict(self.sources),
+            "file": self.file,
         }

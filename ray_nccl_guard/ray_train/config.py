@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ray.train.torch import TorchConfig
 
 from ray_nccl_guard.policy import Policy
-from ray_nccl_guard.probe.operations import expand
 from ray_nccl_guard.probe.spec import ProbeSpec
 from ray_nccl_guard.ray_train.late_settings import SettingsWatch
-from ray_nccl_guard.ray_train.settings import GuardSettings, mode_from, policy_from
+from ray_nccl_guard.ray_train.settings import settings_from
+from ray_nccl_guard.rulebook import Rule
 
 
 @dataclass
@@ -24,8 +25,9 @@ class GuardedTorchConfig(TorchConfig):
     runs a tiny warm-up under short deadlines. What fails is named, and by policy the same `fit()` goes on or is refused.
 
     Args:
-        policy: what to do about each failure class: a `Policy`, or the name of a preset (`default`, `fallback`, `strict`,
-            `observe`). Unset, `RAY_NCCL_GUARD_POLICY` in the driver's environment decides, then the default table.
+        policy: what to do about each failure class: a `Policy` (complete as it is), a mapping of some of its keys, the name
+            of a preset (`default`, `fallback`, `strict`, `observe`), or a TOML file. What it leaves unsaid,
+            `RAY_NCCL_GUARD_POLICY` in the driver's environment says, then the default table (see docs/policy.md).
         probe: deadlines (seconds) and sizes (bytes) of the probe; None to rely on the deadline around the training
             group only.
         collectives: what the job needs: presets (`ddp`, `syncbn`, `fsdp`, `tp`, `pp`) and operation names, mixed freely.
@@ -33,35 +35,37 @@ class GuardedTorchConfig(TorchConfig):
         eager_init: form the training communicator at once, bound to the worker's device, and warm it up. False makes the
             training group exactly as plain TorchConfig does (torch 2.15 and later still gets its device), for jobs that
             split groups from a bound one.
-        rules: more rules for naming failures, as loaded by `ray_nccl_guard.load_rules`.
+        rules: more rules for naming failures: folders (rule packs) or single `Rule` values. Unset, the folders that
+            `RAY_NCCL_GUARD_RULES` names are read. They are loaded here, in the driver, and carried by value.
 
     Raises:
         ValueError: an argument is not what it may be, or `RAY_NCCL_GUARD` is none of off, observe, on.
+        UsageError: a policy file or a rule pack cannot be read or is not valid.
     """
 
-    policy: Policy | str | None = field(default=None, kw_only=True)
+    policy: Policy | Mapping[str, Any] | str | None = field(default=None, kw_only=True)
     probe: ProbeSpec | None = field(default=ProbeSpec(), kw_only=True)
     collectives: str | Iterable[str] | None = field(default=None, kw_only=True)
     eager_init: bool = field(default=True, kw_only=True)
-    rules: Sequence[Any] | None = field(default=None, kw_only=True)
+    rules: Sequence[Rule | str | Path] | str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.probe is not None and not isinstance(self.probe, ProbeSpec):
             raise ValueError(f"GuardedTorchConfig.probe is a ProbeSpec or None, not {self.probe!r}")
         if not isinstance(self.eager_init, bool):
             raise ValueError(f"GuardedTorchConfig.eager_init is True or False, not {self.eager_init!r}")
-        if self.policy is not None and not isinstance(self.policy, Policy | str):
-            raise ValueError(f"GuardedTorchConfig.policy is a Policy or the name of one, not {self.policy!r}")
+        if self.policy is not None and not isinstance(self.policy, Policy | Mapping | str | os.PathLike):
+            raise ValueError(f"GuardedTorchConfig.policy is a Policy, some keys of one, or a name, not {self.policy!r}")
         # TorchTrainer overwrites `backend` in place (Ray Train V2), and the environment of this driver does not reach the
         # controller of a running cluster: both are recorded here and carried by value.
-        self.guard = GuardSettings(
-            policy=policy_from(self.policy, os.environ),
+        self.guard = settings_from(
+            os.environ,
+            policy=self.policy,
             probe=self.probe,
-            collectives=expand(self.collectives),
+            collectives=self.collectives,
             eager_init=self.eager_init,
             asked_backend=self.backend,
-            mode=mode_from(os.environ),
-            rules=None if self.rules is None else tuple(self.rules),
+            rules=self.rules,
         )
 
     @property

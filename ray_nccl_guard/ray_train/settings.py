@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import base64
+import json
+import tempfile
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
+from pathlib import Path
 
+from ray_nccl_guard.errors import UsageError
 from ray_nccl_guard.policy import Policy
+from ray_nccl_guard.policy_file import resolve as policy_from
+from ray_nccl_guard.probe.operations import expand
 from ray_nccl_guard.probe.spec import ProbeSpec
+from ray_nccl_guard.rulebook import Rule, load_rules, packs_from_env
+
+__all__ = ["GUARDED", "GuardSettings", "Mode", "mode_from", "policy_from", "settings_from", "stricter"]
 
 MODE_VARIABLE = "RAY_NCCL_GUARD"
-POLICY_VARIABLE = "RAY_NCCL_GUARD_POLICY"
+DEADLINE_VARIABLE = "RAY_NCCL_GUARD_DEADLINE"
+COLLECTIVES_VARIABLE = "RAY_NCCL_GUARD_COLLECTIVES"
+CARRIED_RULES_VARIABLE = "RAY_NCCL_GUARD_CARRIED_RULES"
 
 # Backends that the guard knows how to prove. Others (hccl, tpu_dist, mpi, ...) are Ray's alone.
 GUARDED = ("nccl", "nccl2", "nccl-legacy", "cpu:gloo,cuda:nccl", "gloo")
@@ -58,12 +70,85 @@ class GuardSettings:
     eager_init: bool
     asked_backend: str | None
     mode: Mode
-    rules: tuple[Any, ...] | None = None
+    rules: tuple[Rule, ...] | None = None
 
 
-def policy_from(given: Policy | str | None, environ: Mapping[str, str]) -> Policy:
-    """The policy: the argument, else the environment, else the default table."""
-    if isinstance(given, Policy):
-        return given
-    name = given if given is not None else environ.get(POLICY_VARIABLE)
-    return Policy() if name is None else Policy.from_name(name)
+_DEFAULT_PROBE = ProbeSpec()
+
+
+def settings_from(
+    environ: Mapping[str, str],
+    *,
+    policy: Policy | Mapping[str, object] | str | None = None,
+    probe: ProbeSpec | None = _DEFAULT_PROBE,
+    collectives: str | Iterable[str] | None = None,
+    eager_init: bool = True,
+    asked_backend: str | None = None,
+    rules: str | Path | Iterable[Rule | str | Path] | None = None,
+) -> GuardSettings:
+    """The settings of one trainer: what the code says, and for what it leaves unsaid what the environment says.
+
+    Raises:
+        ValueError: a value of the code or of a `RAY_NCCL_GUARD...` variable cannot be.
+        UsageError: a policy file or a rule pack cannot be read or is not valid.
+    """
+    if probe == _DEFAULT_PROBE:  # the code did not say
+        probe = replace(probe, comm_init_s=_deadline_s(environ) or probe.comm_init_s)
+    if collectives is None:
+        collectives = [name for name in environ.get(COLLECTIVES_VARIABLE, "").replace(",", " ").split() if name] or None
+    return GuardSettings(
+        policy=policy_from(policy, environ),
+        probe=probe,
+        collectives=expand(collectives),
+        eager_init=eager_init,
+        asked_backend=asked_backend,
+        mode=mode_from(environ),
+        rules=rules_from(rules, environ),
+    )
+
+
+def _deadline_s(environ: Mapping[str, str]) -> float | None:
+    value = environ.get(DEADLINE_VARIABLE, "").strip()
+    try:
+        return float(value) if value else None
+    except ValueError:
+        raise ValueError(f"{DEADLINE_VARIABLE} is a number of seconds, not {value!r}") from None
+
+
+def rules_from(
+    given: str | Path | Iterable[Rule | str | Path] | None, environ: Mapping[str, str]
+) -> tuple[Rule, ...] | None:
+    """The whole rule book by value: the shipped rules, then rule packs (folders) and single rules; None for the shipped ones alone.
+
+    Raises:
+        UsageError: a folder is none, a rule is malformed, or an id is defined twice.
+    """
+    wanted: list[Rule | str | Path] = [given] if isinstance(given, str | Path) else list(given or ())
+    if given is None and environ.get(CARRIED_RULES_VARIABLE):
+        return _unpack(environ[CARRIED_RULES_VARIABLE])
+    if given is None:
+        wanted += packs_from_env(environ)
+    if not wanted:
+        return None
+    rules = list(load_rules(*(item for item in wanted if isinstance(item, str | Path))))
+    for rule in (item for item in wanted if not isinstance(item, str | Path)):
+        if any(rule.id == known.id for known in rules):
+            if rule not in rules:
+                raise UsageError(f"The rule {rule.id} is defined twice.")
+            continue
+        rules.append(rule)
+    return tuple(rules)
+
+
+def pack(folders: Iterable[Path]) -> str:
+    """Rule packs as one value of an environment variable, for nodes that do not have the folders."""
+    texts = {file.name: file.read_text(encoding="utf-8") for folder in folders for file in sorted(folder.glob("*.toml"))}
+    return base64.b64encode(zlib.compress(json.dumps(texts).encode(), 9)).decode()
+
+
+def _unpack(value: str) -> tuple[Rule, ...]:
+    texts = json.loads(zlib.decompress(base64.b64decode(value)))
+    with tempfile.TemporaryDirectory(prefix="nccl-guard-rules-") as folder:
+        for name, text in texts.items():
+            Path(folder, Path(name).name).write_text(text, encoding="utf-8")
+        return load_rules(folder)

@@ -26,11 +26,11 @@ FLOW = [
     {"probe"},
     {"evidence"},
     {"rulebook", "diagnosis", "logs", "verdict", "locate"},
-    {"policy", "ladder"},
+    {"policy", "policy_file", "ladder"},
     {"flight"},
     {"report", "guard", "eager", "render", "saved", "html", "price"},
     {"ray_train"},
-    {"cli", "__main__", "__init__"},
+    {"cli", "arguments", "__main__", "__init__"},
 ]
 ROW = {name: number for number, names in enumerate(FLOW) for name in names}
 
