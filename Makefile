@@ -20,7 +20,7 @@ test-unit test-process test-fakegpu test-ray test-net: test-%: $(VENV)/.installe
 check: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy ray_nccl_guard
+	$(BIN)/mypy ray_nccl_guard tests/typing/api.py
 
 # torch from PyPI is a CUDA build of several GB: the first run takes minutes and shows pip's progress.
 $(VENV)/.installed: pyproject.toml tests/requirements.txt
