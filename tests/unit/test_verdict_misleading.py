@@ -190,3 +190,10 @@ def test_a_line_of_boilerplate_alone_decides_nothing(line: str):
 ])  # fmt: skip
 def test_an_echo_of_teardown_or_of_a_lost_peer_is_not_taken_for_the_cause(lines: str, failure: F):
     assert named(lines).failure is failure
+
+
+def test_a_process_that_torchrun_killed_after_another_had_failed_is_no_oom_kill():
+    killed = "  exitcode  : -9 (pid: 14689)\n  traceback : Signal 9 (SIGKILL) received by PID 14689"
+    assert named(f"{killed}\n  exitcode  : 1 (pid: 14692)").failure is F.UNKNOWN
+    assert named(killed).failure is F.HOST_OOM_KILLED
+    assert named(killed).certainty is Certainty.OPEN
