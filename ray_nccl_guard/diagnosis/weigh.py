@@ -150,9 +150,17 @@ def certainty_of(cases: Sequence[Weighed]) -> Certainty:
 
 
 def _first_seen(sightings: Sequence[Sighting]) -> dict[FailureClass, int]:
-    """For equal scores: the class whose line stands first in its own rank's record (never across ranks' clocks)."""
-    first: dict[FailureClass, int] = {}
-    for s in sightings:
+    """For equal scores: how many other classes were seen before this one in its own record, at best.
+
+    Never by positions in two records: ranks share no clock, and a line that means nothing must not move anything.
+    """
+    seen: dict[int, dict[FailureClass, int]] = {}
+    for s in sorted(sightings, key=lambda s: (s.record, s.order)):
         if s.rule.role is not RuleRole.BOILERPLATE:
-            first[s.failure] = min(first.get(s.failure, 1 << 30), s.order)
+            own = seen.setdefault(s.record, {})
+            own.setdefault(s.failure, len(own))
+    first: dict[FailureClass, int] = {}
+    for own in seen.values():
+        for failure, place in own.items():
+            first[failure] = min(first.get(failure, place), place)
     return first
