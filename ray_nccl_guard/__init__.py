@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ray_nccl_guard._version import __version__
 
 if TYPE_CHECKING:
+    from ray_nccl_guard.arguments import add_argument, from_args
     from ray_nccl_guard.classes import FailureClass
     from ray_nccl_guard.current import current_report
     from ray_nccl_guard.policy import Action, Policy
@@ -25,7 +26,9 @@ _HOMES = {
     "NcclInitRefused": "ray_train.errors",
     "Policy": "policy",
     "ProbeSpec": "probe.spec",
+    "add_argument": "arguments",
     "current_report": "current",
+    "from_args": "arguments",
 }
 
 __all__ = [
@@ -36,7 +39,9 @@ __all__ = [
     "Policy",
     "ProbeSpec",
     "__version__",
+    "add_argument",
     "current_report",
+    "from_args",
 ]
 
 

@@ -97,7 +97,8 @@ def carry(policy: Policy) -> str:
     """`policy` as a value of `RAY_NCCL_GUARD_POLICY` that needs no file: other nodes do not have the file."""
     plain = policy.to_json()
     said = {key: plain[key] for key in _said(policy)}
-    return json.dumps({"preset": _preset(policy).name, **said, "sources": dict(policy.sources), "file": policy.file})
+    preset = {"preset": _preset(policy).name} if "name" in policy.sources or not policy.sources else {}
+    return json.dumps({**preset, **said, "sources": dict(policy.sources), "file": policy.file})
 
 
 def _preset(policy: Policy) -> Policy:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 # build calls `compat` and must not pay for the rest.
 VERBS = {
     "compat": "can this libnccl run on these GPUs?",
+    "run": "run a Ray Train script, unchanged, with the guard on",
     "classify": "name the failure in logs you already have",
     "flight": "read Flight Recorder dumps: how far each rank got, and who holds up the others",
     "explain": "look up a failure class or a rule",

@@ -89,3 +89,8 @@ class GuardedTorchConfig(TorchConfig):
             "nccl_guard_collectives": ",".join(self.guard.collectives),
             "nccl_guard_eager_init": self.eager_init,
         }
+
+
+def plain(**options: Any) -> TorchConfig:
+    """Ray's own config with those of `options` that it knows."""
+    return TorchConfig(**{name: value for name, value in options.items() if name in TorchConfig.__dataclass_fields__})

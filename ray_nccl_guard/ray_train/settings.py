@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import json
-import tempfile
-import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
+from ray_nccl_guard import carried_rules
 from ray_nccl_guard.errors import UsageError
 from ray_nccl_guard.policy import Policy
 from ray_nccl_guard.policy_file import resolve as policy_from
@@ -23,7 +20,6 @@ __all__ = ["GUARDED", "GuardSettings", "Mode", "mode_from", "policy_from", "sett
 MODE_VARIABLE = "RAY_NCCL_GUARD"
 DEADLINE_VARIABLE = "RAY_NCCL_GUARD_DEADLINE"
 COLLECTIVES_VARIABLE = "RAY_NCCL_GUARD_COLLECTIVES"
-CARRIED_RULES_VARIABLE = "RAY_NCCL_GUARD_CARRIED_RULES"
 
 # Backends that the guard knows how to prove. Others (hccl, tpu_dist, mpi, ...) are Ray's alone.
 GUARDED = ("nccl", "nccl2", "nccl-legacy", "cpu:gloo,cuda:nccl", "gloo")
@@ -124,8 +120,8 @@ def rules_from(
         UsageError: a folder is none, a rule is malformed, or an id is defined twice.
     """
     wanted: list[Rule | str | Path] = [given] if isinstance(given, str | Path) else list(given or ())
-    if given is None and environ.get(CARRIED_RULES_VARIABLE):
-        return _unpack(environ[CARRIED_RULES_VARIABLE])
+    if given is None and environ.get(carried_rules.VARIABLE):
+        return carried_rules.unpack(environ[carried_rules.VARIABLE])
     if given is None:
         wanted += packs_from_env(environ)
     if not wanted:
@@ -138,17 +134,3 @@ def rules_from(
             continue
         rules.append(rule)
     return tuple(rules)
-
-
-def pack(folders: Iterable[Path]) -> str:
-    """Rule packs as one value of an environment variable, for nodes that do not have the folders."""
-    texts = {file.name: file.read_text(encoding="utf-8") for folder in folders for file in sorted(folder.glob("*.toml"))}
-    return base64.b64encode(zlib.compress(json.dumps(texts).encode(), 9)).decode()
-
-
-def _unpack(value: str) -> tuple[Rule, ...]:
-    texts = json.loads(zlib.decompress(base64.b64decode(value)))
-    with tempfile.TemporaryDirectory(prefix="nccl-guard-rules-") as folder:
-        for name, text in texts.items():
-            Path(folder, Path(name).name).write_text(text, encoding="utf-8")
-        return load_rules(folder)

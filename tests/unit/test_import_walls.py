@@ -13,7 +13,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[2] / "ray_nccl_guard"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-TORCH_MAY = {"probe/child.py", "probe/collectives.py", "probe/store.py", "eager.py"}
+TORCH_MAY = {"probe/child.py", "probe/collectives.py", "probe/store.py", "probe/serve.py", "probe/local.py", "eager.py"}
 # What the guard's own path must never pay for: tables, templates and plots belong to the command line and the benchmarks.
 HEAVY = {"rich", "jinja2", "matplotlib", "yaml", "numpy", "pandas"}
 
@@ -25,10 +25,11 @@ FLOW = [
     {"network"},
     {"probe"},
     {"evidence"},
-    {"rulebook", "diagnosis", "logs", "verdict", "locate"},
+    {"rulebook", "carried_rules", "diagnosis", "logs", "verdict", "locate"},
     {"policy", "policy_file", "ladder"},
     {"flight"},
     {"report", "guard", "eager", "render", "saved", "html", "price"},
+    {"prove"},
     {"ray_train"},
     {"cli", "arguments", "__main__", "__init__"},
 ]
