@@ -68,13 +68,13 @@ class _Exchange:
 
     def __call__(self, name: str, mine: bytes, deadline_s: float) -> Mapping[int, bytes]:
         end_s = time.monotonic() + deadline_s
-        self._store.set(f"{name}/{self._rank}", mine or b" ")  # the store takes no empty value
+        self._store.set(f"{name}/{self._rank}", b"=" + mine)  # the store takes no empty value
         said: dict[int, bytes] = {}
         for peer in self._speakers:
             try:
                 left_s = max(0.001, end_s - time.monotonic())
                 self._store.wait([f"{name}/{peer}"], timedelta(seconds=left_s))
-                said[peer] = self._store.get(f"{name}/{peer}").strip()
+                said[peer] = self._store.get(f"{name}/{peer}")[1:]
             except RuntimeError:  # it did not come in time, or the store is gone; either way it is not among those who spoke
                 continue
         self._speakers = list(said)

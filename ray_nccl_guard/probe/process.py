@@ -23,7 +23,7 @@ from ray_nccl_guard.probe.spec import RankTask, Start
 # A killed process that is not reaped by then sits in the driver (D state), and no signal ends it (DESIGN, issue "main job").
 REAP_S = 5.0
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclass(slots=True)
@@ -148,7 +148,7 @@ def spawned(fds: tuple[int, int, int, int], payload_fd: int, parent: int) -> Non
 
 def detach(parent: int, keep: Iterable[int], output_fd: int, new_session: bool = True) -> None:
     """Make this process disposable: own session, dies with its parent, no core file, no inherited signals or sockets."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)  # the parent died before the line above took effect
     if new_session:

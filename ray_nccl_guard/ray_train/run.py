@@ -12,11 +12,11 @@ from ray_nccl_guard.guard import GroupLost, Preflight
 from ray_nccl_guard.ladder import Decision, Ladder, Rung, Wanted, has_legacy
 from ray_nccl_guard.policy import Action, Policy
 from ray_nccl_guard.probe.spec import Outcome, ProbeSpec
+from ray_nccl_guard.prove.prover import Prover
 from ray_nccl_guard.ray_train import on_worker, publish
 from ray_nccl_guard.ray_train.errors import GuardRestart, NcclInitRefused
 from ray_nccl_guard.ray_train.group import TrainingGroup
 from ray_nccl_guard.ray_train.placement import Placement
-from ray_nccl_guard.ray_train.prove import Prover
 from ray_nccl_guard.ray_train.settings import GuardSettings, Mode
 from ray_nccl_guard.ray_train.workers import Workers, values
 from ray_nccl_guard.report import Attempt, Report
@@ -151,7 +151,7 @@ class GuardedStart:
             return preflight.report(preflight.ladder.after_pass())
         if state.decision is not None and state.ended_well and state.decision.backend is not None:
             return preflight.report(replace(state.decision, because="the check of the same workers' nodes was reused"))
-        prover = Prover(self.workers, self.facts, self.settings, self.settings.probe)
+        prover = Prover(self.workers, self.facts, self.settings.collectives, self.settings.probe)
         try:
             return preflight.run(prover.prove)
         except GroupLost as lost:

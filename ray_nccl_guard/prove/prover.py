@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from ray_nccl_guard.facts import Finding, RankFacts
 from ray_nccl_guard.guard import GroupLost, Proof
 from ray_nccl_guard.ladder import Rung
 from ray_nccl_guard.network.grid import Matrix
-from ray_nccl_guard.network.stage import longest_s
+from ray_nccl_guard.network.stage import MARGIN_S, longest_s
 from ray_nccl_guard.probe import launch, meet, memory, store
 from ray_nccl_guard.probe.spec import Outcome, ProbeResult, ProbeSpec, RankTask, Step
-from ray_nccl_guard.ray_train import hosts
-from ray_nccl_guard.ray_train.settings import GuardSettings
-from ray_nccl_guard.ray_train.workers import Answer, Workers, values
+from ray_nccl_guard.probe.workers import Answer, WorkerGroup, values
+from ray_nccl_guard.prove import hosts
 
 # After one rank has failed, every launcher ends its own child within the grace and answers; what is still missing then is
 # a worker that died, is stopped or hangs itself.
@@ -26,10 +26,25 @@ _JIT_S = 300.0
 
 
 class Prover:
-    """Runs rungs on one worker group."""
+    """Runs rungs on one worker group.
 
-    def __init__(self, workers: Workers, facts: Sequence[RankFacts], settings: GuardSettings, spec: ProbeSpec) -> None:
-        self.workers, self.facts, self.settings, self.spec = workers, facts, settings, spec
+    Attributes:
+        store: address and port of a store that serves anyway; None to serve one from rank 0's worker for each rung.
+        say: told what is going on, for whoever watches.
+    """
+
+    def __init__(
+        self,
+        workers: WorkerGroup,
+        facts: Sequence[RankFacts],
+        collectives: tuple[str, ...],
+        spec: ProbeSpec,
+        *,
+        store: tuple[str, int] | None = None,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.workers, self.facts, self.collectives, self.spec = workers, facts, collectives, spec
+        self.store, self.say = store, say
         self.hosts = hosts.of(facts)
         self.notes: list[str] = []
 
@@ -42,18 +57,33 @@ class Prover:
         found, seen = hosts.address_findings(self.hosts, rung), None
         if any(f.decides for f in found):
             return self._not_run(found)
+        with self.open_store() as (run_id, host, port):
+            tasks = [self.task(rung, fact, run_id, host, port) for fact in self.facts]
+            if len(self.hosts) > 1:
+                self.say(f"{rung.name}: the store, and the connections between {len(self.hosts)} hosts")
+                met, found, seen = self._meet(tasks)
+                if any(f.decides for f in found):
+                    return Proof(results=met, findings=found, matrix=seen)
+            self.say(f"{rung.name}: the communicator and its collectives on {len(tasks)} ranks")
+            return Proof(results=self._launch(tasks, found, seen), findings=found, matrix=seen)
+
+    @contextmanager
+    def open_store(self) -> Iterator[tuple[str, str, int]]:
+        """A run id, and the address and port of a store for it.
+
+        Raises:
+            GroupLost: rank 0's worker does not answer.
+        """
         run_id = uuid.uuid4().hex[:12]
+        if self.store is not None:
+            yield run_id, *self.store
+            return
         opened = self.workers.ask_one(0, store.open_store, run_id, self.facts[0].address, deadline_s=_STORE_S)
         if not opened.ok:
             values([opened])
             raise GroupLost([lost_result(opened)])
-        tasks = [self._task(rung, fact, run_id, opened.value) for fact in self.facts]
         try:
-            if len(self.hosts) > 1:
-                met, found, seen = self._meet(tasks)
-                if any(f.decides for f in found):
-                    return Proof(results=met, findings=found, matrix=seen)
-            return Proof(results=self._launch(tasks, found, seen), findings=found, matrix=seen)
+            yield run_id, self.facts[0].address, opened.value
         finally:
             self.workers.ask_one(0, store.close_store, deadline_s=_SILENCE_S)
 
@@ -68,7 +98,7 @@ class Prover:
             meet.meet,
             [(task, speakers, choice) for task, choice in zip(tasks, choices, strict=True)],
             deadline_s=2 * self.spec.store_s + longest_s(self.spec.peers_s),
-            patience_s=lambda answer: self.spec.store_s + longest_s(self.spec.peers_s),
+            patience_s=self._met_patience_s,
         )
         values(answers)
         met = [a.value for a in answers if a.ok]
@@ -79,6 +109,12 @@ class Prover:
             raise GroupLost(results, found, seen)
         return results, found, seen
 
+    def _met_patience_s(self, answer: Answer) -> float | None:
+        if answer.ok and answer.value.row is not None:
+            # All speakers leave the stage within one exchange of each other; a worker that is still missing then is stopped.
+            return self.spec.peers_s + MARGIN_S
+        return self.spec.store_s + longest_s(self.spec.peers_s)
+
     def _launch(self, tasks: list[RankTask], found: tuple[Finding, ...], seen: Matrix | None) -> tuple[ProbeResult, ...]:
         longest = 2 * sum(tasks[0].deadline_s(step) for step in Step) + launch.GRACE_S
         answers = self.workers.ask(
@@ -88,21 +124,27 @@ class Prover:
         results = [a.value if a.ok else lost_result(a) for a in answers]
         if any(not a.ok for a in answers):
             raise GroupLost(results, found, seen)
-        return tuple(self._settle(results))
+        return tuple(self.settle(results))
 
-    def _task(self, rung: Rung, fact: RankFacts, run_id: str, port: int) -> RankTask:
+    def task(
+        self, rung: Rung, fact: RankFacts, run_id: str, host: str, port: int, world: Sequence[int] | None = None
+    ) -> RankTask:
+        """One rank's task; `world` are the ranks that take part, in the order of their ranks there (default: all)."""
+        members = list(world) if world is not None else [f.rank for f in self.facts]
+        rank = members.index(fact.rank)
         return RankTask(
             run_id=run_id,
             backend=rung.backend,
-            rank=fact.rank,
-            world_size=len(self.facts),
-            store_host=self.facts[0].address,
+            rank=rank,
+            world_size=len(members),
+            store_host=host,
             store_port=port,
             device_index=fact.device_index,
             local_rank=fact.local_rank,
-            collectives=self.settings.collectives,
+            collectives=self.collectives,
+            price=rung.price,
             jit_s=_JIT_S if any(f.jit for f in self.facts) else 0.0,
-            env={**_launch_variables(fact, len(self.facts)), **rung.env},
+            env={**_launch_variables(fact, rank, len(members)), **rung.env},
             spec=self.spec,
         )
 
@@ -115,7 +157,7 @@ class Prover:
         timed_out = isinstance(result, ProbeResult) and result.outcome is Outcome.TIMED_OUT
         return _SILENCE_S if timed_out else launch.GRACE_S + _SILENCE_S
 
-    def _settle(self, results: list[ProbeResult]) -> list[ProbeResult]:
+    def settle(self, results: list[ProbeResult]) -> list[ProbeResult]:
         """Give children that failed the time to be reaped and their GPU memory the time to come back."""
         failed = [r for r in results if r.stuck or (r.outcome is not Outcome.OK and r.free_before_bytes)]
         if not failed:
@@ -144,6 +186,6 @@ def lost_result(answer: Answer) -> ProbeResult:
     )
 
 
-def _launch_variables(fact: RankFacts, world_size: int) -> dict[str, str]:
+def _launch_variables(fact: RankFacts, rank: int, world_size: int) -> dict[str, str]:
     # torch 2.15's nccl and libraries read them where a device is not given.
-    return {"RANK": str(fact.rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(fact.local_rank)}
+    return {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(fact.local_rank)}
