@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ray_nccl_guard.classes import FailureClass
     from ray_nccl_guard.current import current_report
     from ray_nccl_guard.policy import Action, Policy
+    from ray_nccl_guard.price import StepCost, estimate_step_cost
     from ray_nccl_guard.probe.spec import ProbeSpec
     from ray_nccl_guard.ray_train.config import GuardedTorchConfig
     from ray_nccl_guard.ray_train.errors import NcclInitRefused
@@ -26,8 +27,10 @@ _HOMES = {
     "NcclInitRefused": "ray_train.errors",
     "Policy": "policy",
     "ProbeSpec": "probe.spec",
+    "StepCost": "price",
     "add_argument": "arguments",
     "current_report": "current",
+    "estimate_step_cost": "price",
     "from_args": "arguments",
 }
 
@@ -38,9 +41,11 @@ __all__ = [
     "NcclInitRefused",
     "Policy",
     "ProbeSpec",
+    "StepCost",
     "__version__",
     "add_argument",
     "current_report",
+    "estimate_step_cost",
     "from_args",
 ]
 

@@ -35,6 +35,7 @@ class Rung:
         why: why this rung is tried, half a sentence.
         retry: the same rung again, in a new probe.
         trial: it only asks whether a setting of a rung that passed is needed.
+        price: it is not what the job asked for, so what it costs is measured.
     """
 
     backend: str
@@ -42,6 +43,7 @@ class Rung:
     why: str = ""
     retry: bool = False
     trial: bool = False
+    price: bool = False
 
     @property
     def name(self) -> str:
@@ -124,6 +126,11 @@ class Ladder:
         self._tried.append(following)
         return following
 
+    def would_retry(self, verdict: Verdict) -> bool:
+        """Whether the same rung is tried once more after `verdict`: what goes away by itself need not be located."""
+        primary = self.primary or verdict
+        return self.policy.action_for(primary.failure) is Action.RETRY and not any(r.retry for r in self._tried)
+
     def smaller(self) -> Rung | None:
         """After a pass with several settings: the same without one of them, None once each is known to be needed.
 
@@ -133,7 +140,7 @@ class Ladder:
         for name in env if len(env) > 1 else ():
             rest = {k: v for k, v in env.items() if k != name}
             if name not in self._needed and not any(r.backend == self.rung.backend and r.env == rest for r in self._tried):
-                return Rung(backend=self.rung.backend, env=rest, why=f"is {name} needed?", trial=True)
+                return Rung(backend=self.rung.backend, env=rest, why=f"is {name} needed?", trial=True, price=True)
         return None
 
     def after_smaller(self, trial: Rung, passed: bool) -> None:
@@ -198,7 +205,12 @@ class Ladder:
         if len(tried) >= _RELIEF_TRIES or any(dict(r.env) == relief for r in tried):
             return None
         backend = self.first.backend
-        return Rung(backend=backend, env=relief, why=f"it is the smallest setting known to sidestep {verdict.failure.value}")
+        return Rung(
+            backend=backend,
+            env=relief,
+            price=True,
+            why=f"it is the smallest setting known to sidestep {verdict.failure.value}",
+        )
 
     def _legacy(self, primary: Verdict) -> Rung | None:
         if primary.failure not in _MAY_BE_BACKEND or not (
@@ -207,7 +219,9 @@ class Ladder:
             return None
         if any(r.backend == "nccl-legacy" for r in self._tried):
             return None
-        return Rung(backend="nccl-legacy", why="the fault may be of torch's new nccl backend; the old one will go away")
+        return Rung(
+            backend="nccl-legacy", price=True, why="the fault may be of torch's new nccl backend; the old one will go away"
+        )
 
     def _gloo(self, primary: Verdict) -> Rung | Decision:
         size, policy = self.wanted.world_size, self.policy
@@ -217,12 +231,12 @@ class Ladder:
             return self.refuse(f"gloo is refused above {policy.world_ceiling} ranks, and this job has {size}")
         if size > policy.world_warn:
             self.notes.append(f"gloo with {size} ranks: above {policy.world_warn} every step pays for rings over TCP")
-        return Rung(backend=GLOO, why="no way with NCCL is left")
+        return Rung(backend=GLOO, price=True, why="no way with NCCL is left")
 
     def _after_gloo(self, verdict: Verdict) -> Rung | Decision:
         relief = {k: v for k, v in verdict.relief.items() if k.startswith("GLOO_") and k not in self.wanted.user_settings}
         if relief and self.policy.relief and not any(r.backend == GLOO and r.env for r in self._tried):
-            return Rung(backend=GLOO, env=relief, why="gloo took an interface that does not connect the hosts")
+            return Rung(backend=GLOO, env=relief, price=True, why="gloo took an interface that does not connect the hosts")
         if self.first.backend == GLOO:
             # There is no other rung, and a busy machine must not cost a healthy job its start: once more, whatever was seen.
             if self.policy.action_for(verdict.failure) is not Action.REFUSE and not any(r.retry for r in self._tried):

@@ -156,6 +156,10 @@ class _Child:
                 note.write(Step.COLLECTIVE.value, "doing", name)
                 collectives.RUN[name](me)
                 note.write(Step.COLLECTIVE.value, "proved", name)
+        if task.price:
+            note.write(Step.COLLECTIVE.value, "doing", "all_reduce for the price")
+            for priced_bytes, priced_s in collectives.price(me, size, seconds):
+                note.write(Step.COLLECTIVE.value, "priced", size_bytes=priced_bytes, seconds=priced_s)
         if task.device_index is not None:
             note.write(Step.COLLECTIVE.value, "note", free_after_bytes=torch.cuda.mem_get_info(task.device_index)[0])
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,6 +77,39 @@ def all_reduce(me: Member, size_bytes: int = 4) -> float:
     seconds = time.monotonic() - start_s
     _expect(f"all_reduce {size_bytes} B", tensor, (torch.arange(count, dtype=torch.float32) % 61 + 1) * weight)
     return seconds
+
+
+# One full DDP bucket, and smaller ones for a network on which even that takes long.
+PRICE_SIZES = (25 << 20, 8 << 20, 1 << 20)
+_PRICE_ROUNDS = 3
+# What the price may cost a start that has already lost its first backend, for each size.
+_PRICE_S = 1.0
+
+
+def price(me: Member, size_bytes: int, seconds: float) -> Iterator[tuple[int, float]]:
+    """Median seconds of warm all_reduces by size in bytes: a first call pays for connections and memory as well.
+
+    Args:
+        size_bytes, seconds: the largest all_reduce so far: sizes that would take more than about a second are left out.
+    """
+    mean = me.tensor(torch.tensor([seconds], dtype=torch.float64))
+    dist.all_reduce(mean)  # the ranks must leave out the same ones
+    per_byte_s = float(mean.cpu()[0]) / me.world_size / size_bytes
+    fitting = [size for size in PRICE_SIZES if per_byte_s * size * (_PRICE_ROUNDS + 1) < _PRICE_S]
+    for size in sorted({4, *fitting[:1], *(s for s in fitting if s == PRICE_SIZES[-1])}):
+        yield size, _median_all_reduce_s(me, size)
+
+
+def _median_all_reduce_s(me: Member, size_bytes: int) -> float:
+    tensor = me.tensor(torch.zeros(size_bytes // 4))
+    taken = []
+    for _ in range(_PRICE_ROUNDS + 1):
+        me.settle()
+        start_s = time.monotonic()
+        dist.all_reduce(tensor)
+        me.settle()
+        taken.append(time.monotonic() - start_s)
+    return statistics.median(taken[1:])
 
 
 def _broadcast(me: Member) -> None:

@@ -67,6 +67,8 @@ class Record:
             self._proved[event.detail] = None
             if "size_bytes" in data:
                 self._all_reduce_s[int(data["size_bytes"])] = float(data["seconds"])
+        elif event.event == "priced":
+            self._all_reduce_s[int(data["size_bytes"])] = float(data["seconds"])
         elif event.event == "note":
             self._facts.update(data)
         elif event.event in ("failed", "spawn_me"):

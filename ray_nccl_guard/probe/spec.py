@@ -135,7 +135,8 @@ class ProbeResult:
             ranks' are small: the process holds the GIL or is stopped.
         process_state: the child's state letter in /proc when the guard gave up on it, e.g. `T` for stopped.
         proved: the collectives that completed with right values.
-        all_reduce_s: seconds of the warm-up all_reduce by its size in bytes: what a fall-back costs is said from these.
+        all_reduce_s: seconds of all_reduce by its size in bytes: what a fall-back costs is said from these. Of the first
+            call, or of a warm one where the task asked for the price.
         device: the device it ran on, e.g. `cuda:1`, `cpu`.
         free_before_bytes, free_after_bytes: device memory free before and after the group was made.
         kernel_lines: what the kernel log and the cgroup counted against this rank since the child began.
@@ -178,6 +179,7 @@ class RankTask:
         collectives: names of the operations to prove, see `probe.operations.OPERATIONS`.
         env: variables to set in the child before it touches NCCL; the same on every rank.
         unset_env: variables to take away in the child.
+        price: measure all_reduce for the price of training on this backend as well; for what is fallen back to.
         jit_s: seconds to add to `comm_init` because the driver must compile libnccl for this GPU.
     """
 
@@ -192,6 +194,7 @@ class RankTask:
     collectives: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
     unset_env: tuple[str, ...] = ()
+    price: bool = False
     jit_s: float = 0.0
     spec: ProbeSpec = ProbeSpec()
 
