@@ -174,21 +174,24 @@ class _Watch:
         now_s = time.monotonic()
         quiet_s, state, stuck = 0.0, "", False
         shared = process.shared_memory_of(child.pid)
-        if outcome is not None:
+        step = self.record.step
+        if outcome is None:
+            child.kill(within_s=0.0)  # what the child itself may have started shares its session
+            self._take_in()
+        else:
+            # From here on the child's journal is not read any more: a signal may wake what was stuck, and what it does in
+            # its last moments is no proof of anything.
             quiet_s, state = silent_s(self.fds[1], now_s), process.state_of(child.pid)
             child.ask_stack()
             shared |= process.shared_memory_of(child.pid)
             stuck = not child.kill(within_s=_REAP_FIRST_S)
             if stuck:
                 _unreaped.append(child)
-        else:
-            child.kill(within_s=0.0)  # what the child itself may have started shares its session
-        self._take_in()
         process.unlink(shared)
         code, signal = _exit_of(child)
         if outcome is None:
             outcome = Outcome.OK if code == EXIT_OK else Outcome.DIED if signal is not None else Outcome.FAILED
-        elif outcome is Outcome.TIMED_OUT and self.record.step is Step.TEARDOWN:
+        elif outcome is Outcome.TIMED_OUT and step is Step.TEARDOWN:
             # Everything the job needs has been proved; a slow farewell of a disposable child refuses nobody.
             self.record.note(reason)
             outcome = Outcome.OK
