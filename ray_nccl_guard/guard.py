@@ -11,8 +11,13 @@ from ray_nccl_guard.classes import FailureClass
 from ray_nccl_guard.evidence import Origin, align
 from ray_nccl_guard.facts import Finding, RankFacts
 from ray_nccl_guard.ladder import Decision, Ladder, Rung
+from ray_nccl_guard.locate import meaning
+from ray_nccl_guard.locate.locate import locate
+from ray_nccl_guard.locate.result import RunRound
+from ray_nccl_guard.network.findings import Host
 from ray_nccl_guard.network.grid import Matrix
-from ray_nccl_guard.probe.spec import Outcome, ProbeResult
+from ray_nccl_guard.network.steadiness import slow_ranks
+from ray_nccl_guard.probe.spec import Outcome, ProbeResult, Step
 from ray_nccl_guard.report import Attempt, Report
 from ray_nccl_guard.verdict import Certainty, Verdict, classify
 
@@ -28,6 +33,8 @@ class Proof:
 
 # Proves one rung on every rank.
 Runner = Callable[[Rung], Proof]
+# Gives the means to run small worlds of one rung on the same workers.
+Explorer = Callable[[Rung], RunRound]
 
 
 class GroupLost(Exception):
@@ -52,6 +59,7 @@ class Preflight:
         findings: what the facts (and the network) say before any collective.
         rules: the rule book; None for the one that is shipped.
         attempts: rungs tried so far, those of earlier worker groups included.
+        locate_always: locate whatever the backend, and also where the evidence already names ranks.
     """
 
     facts: tuple[RankFacts, ...]
@@ -60,10 +68,15 @@ class Preflight:
     rules: Sequence[Any] | None = None
     attempts: list[Attempt] = field(default_factory=list)
     group_attempt: int = 1
+    locate_always: bool = False
+    located_s: float = 0.0
     started_s: float = field(default_factory=time.monotonic)
 
-    def run(self, prove: Runner) -> Report:
+    def run(self, prove: Runner, explore: Explorer | None = None) -> Report:
         """Prove rungs until one passes on every rank or the ladder ends.
+
+        Args:
+            explore: with it, a failure of NCCL that names no rank is located by small worlds (`Policy.locate_s`).
 
         Raises:
             GroupLost: a worker is gone; `attempts` holds what was seen and the ladder stands on the next rung, or, if
@@ -71,14 +84,17 @@ class Preflight:
         """
         decision: Decision | None = None
         while decision is None:
-            decision = self._try(self.ladder.rung, prove)
+            decision = self._try(self.ladder.rung, prove, explore)
         return self.report(decision)
 
-    def _try(self, rung: Rung, prove: Runner) -> Decision | None:
+    def _try(self, rung: Rung, prove: Runner, explore: Explorer | None) -> Decision | None:
         verdict, proof, lost = self._prove(rung, prove)
         if self.attempts[-1].evidence.ok:
+            self.ladder.notes += [note for note in self._slow(self.attempts[-1]) if note not in self.ladder.notes]
             self._minimise(prove)
             return self.ladder.after_pass()
+        if explore is not None and lost is None and self._worth_locating(rung, verdict, proof):
+            verdict = self._locate(verdict, explore(rung))
         following = self.ladder.after_failure(verdict, budget_left_s=self._budget_left_s())
         if isinstance(following, Decision):
             return following
@@ -102,6 +118,50 @@ class Preflight:
         verdict = self.judge(rung, proof.results, Origin.PROBE, seconds, proof.findings)
         self.attempts[-1] = replace(self.attempts[-1], matrix=proof.matrix)
         return verdict, proof, lost
+
+    def _slow(self, attempt: Attempt) -> list[str]:
+        """Ranks whose passing steps took far longer than the others'."""
+        on: dict[str, list[RankFacts]] = {}
+        for fact in self.facts:
+            on.setdefault(fact.node, []).append(fact)
+        hosts = [Host(rank=f[0].rank, name=f[0].host, ranks=tuple(one.rank for one in f)) for f in on.values()]
+        found = []
+        for step in Step:
+            took = {
+                r.rank: s.seconds for r in attempt.results for s in r.steps if s.step is step and s.outcome is Outcome.OK
+            }
+            found.append(slow_ranks(step.value, took, hosts))
+        return [one.text for one in found if one is not None]
+
+    def _worth_locating(self, rung: Rung, verdict: Verdict, proof: Proof) -> bool:
+        world_size = len(self.facts)
+        if not meaning.can_help(verdict, world_size) or any(a.located for a in self.attempts):
+            return False
+        if self._locate_budget_s() < meaning.LEAST_S or any(r.stuck for r in proof.results):
+            return False
+        if self.locate_always:
+            return True
+        if self.ladder.policy.report_only or self.ladder.would_retry(verdict):
+            return False
+        return "nccl" in rung.backend and meaning.names_nobody(verdict, world_size)
+
+    def _locate_budget_s(self) -> float:
+        # The rungs that may follow need their part of what is left.
+        return min(self.ladder.policy.locate_s, self._budget_left_s() / 2)
+
+    def _locate(self, verdict: Verdict, run_round: RunRound) -> Verdict:
+        nodes: dict[str, list[int]] = {}
+        for fact in self.facts:
+            nodes.setdefault(fact.node, []).append(fact.rank)
+        hosts = {fact.node: fact.host for fact in self.facts}
+        # By host names where they tell the nodes apart: they are what people know.
+        names = hosts if len(set(hosts.values())) == len(hosts) else {node: node for node in nodes}
+        started_s = time.monotonic()
+        found = locate({names[node]: ranks for node, ranks in nodes.items()}, run_round, budget_s=self._locate_budget_s())
+        self.located_s += time.monotonic() - started_s
+        verdict = meaning.with_place(verdict, found)
+        self.attempts[-1] = replace(self.attempts[-1], verdict=verdict, located=found)
+        return verdict
 
     def _minimise(self, prove: Runner) -> None:
         """Leave out the settings that the rung which passed does not need, one at a time by the same probe."""
@@ -162,7 +222,11 @@ class Preflight:
             policy=self.ladder.policy,
             facts=self.facts,
             attempts=tuple(self.attempts),
-            timings_s={"probe": sum(a.seconds for a in self.attempts), "guard": time.monotonic() - self.started_s},
+            timings_s={
+                "probe": sum(a.seconds for a in self.attempts),
+                **({"locate": self.located_s} if self.located_s else {}),
+                "guard": time.monotonic() - self.started_s,
+            },
         )
 
     def _decided_by_facts(self, rung: Rung) -> bool:

@@ -100,6 +100,7 @@ class Policy:
         relief: whether NCCL is tried with the setting that the verdict names before gloo.
         report_only: probe and report; training goes on as if the guard were not there.
         budget_s: seconds for all rungs of one attempt together.
+        locate_s: seconds within `budget_s` to locate a failure of NCCL that names no rank by small worlds; 0 for never.
         attempts: consecutive attempts without a started `train_func` after which the guard refuses.
         world_warn, world_ceiling: gloo is warned about above the first number of ranks and refused above the second: its
             rings are serial over TCP, and every pair of ranks holds a connection.
@@ -119,6 +120,7 @@ class Policy:
     relief: bool = True
     report_only: bool = False
     budget_s: float = 180.0
+    locate_s: float = 60.0
     attempts: int = 3
     world_warn: int = 128
     world_ceiling: int = 512
@@ -131,6 +133,8 @@ class Policy:
         object.__setattr__(self, "actions", _actions(self.actions))
         if not self.budget_s > 0:
             raise ValueError(f"Policy.budget_s is a number of seconds above 0, not {self.budget_s!r}")
+        if not self.locate_s >= 0:
+            raise ValueError(f"Policy.locate_s is a number of seconds, 0 for never, not {self.locate_s!r}")
         if self.attempts < 1:
             raise ValueError(f"Policy.attempts counts tries and must be 1 or more, not {self.attempts!r}")
         if not 1 <= self.world_warn <= self.world_ceiling:
@@ -183,6 +187,7 @@ class Policy:
             "relief": self.relief,
             "report_only": self.report_only,
             "budget_s": self.budget_s,
+            "locate_s": self.locate_s,
             "attempts": self.attempts,
             "world_warn": self.world_warn,
             "world_ceiling": self.world_ceiling,

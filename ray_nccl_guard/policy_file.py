@@ -26,6 +26,7 @@ KEYS: dict[str, tuple[type, ...]] = {
     "whatever_class": (bool,),
     "report_only": (bool,),
     "budget_s": (int, float),
+    "locate_s": (int, float),
     "attempts": (int,),
     "world_warn": (int,),
     "world_ceiling": (int,),

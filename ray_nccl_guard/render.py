@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import textwrap
 
+from ray_nccl_guard import price
 from ray_nccl_guard.classes import CLASSES, FailureClass
 from ray_nccl_guard.evidence import Origin
 from ray_nccl_guard.ladder import GLOO
 from ray_nccl_guard.policy import Action
-from ray_nccl_guard.probe.spec import MIB, Outcome, Step
+from ray_nccl_guard.probe.spec import Outcome, Step
 from ray_nccl_guard.report import Attempt, Report, outcomes, ranks_text, step_of
 from ray_nccl_guard.verdict import Certainty, Role
 
@@ -92,6 +93,8 @@ def _body(report: Report) -> list[str]:
     lines += _evidence(report)
     if failed is not None:
         lines += _row("ranks", _ranks(failed))
+    if report.located is not None:
+        lines += _row("located", report.located.sentence)
     lines += _row("ruled out", "; ".join(verdict.ruled_out))
     lines += _row("against", "; ".join(verdict.against))
     lines += _row("certainty", _certainty(report))
@@ -193,7 +196,7 @@ def _decision(report: Report) -> list[str]:
     lines += _row("tried", "; ".join(_tried(a) for a in report.attempts) if len(report.attempts) > 1 else "")
     if decision.action is Action.FALL_BACK:
         lines += _row("proved", ", ".join(report.collectives_proved))
-        lines += _row("cost", _cost(report))
+        lines += _row("cost", price.sentence(report))
     for note in report.all_notes:
         lines += _row("note", note)
     return lines
@@ -202,18 +205,6 @@ def _decision(report: Report) -> list[str]:
 def _tried(attempt: Attempt) -> str:
     how = "passed" if attempt.evidence.ok else attempt.verdict.failure.value
     return f"{attempt.rung.name} {how} in {attempt.seconds:.1f} s"
-
-
-def _cost(report: Report) -> str:
-    measured = report.chosen.all_reduce_s if report.chosen else {}
-    if not measured:
-        return ""
-    size = max(measured)
-    seconds = measured[size]
-    text = f"all_reduce of {size / MIB:g} MiB took {seconds * 1e3:.1f} ms on {report.decision.backend}"
-    if report.decision.backend == GLOO:
-        text += " (gloo goes through host memory and TCP: expect slower steps)"
-    return text
 
 
 def _help(report: Report) -> list[str]:

@@ -13,6 +13,7 @@ from ray_nccl_guard.compat.skew import Difference
 from ray_nccl_guard.evidence import Evidence
 from ray_nccl_guard.facts import RankFacts
 from ray_nccl_guard.ladder import Decision, Rung
+from ray_nccl_guard.locate.result import Located
 from ray_nccl_guard.network.grid import Matrix
 from ray_nccl_guard.policy import Policy
 from ray_nccl_guard.probe.spec import Outcome, ProbeResult, Step
@@ -29,6 +30,7 @@ class Attempt:
     """One rung that was tried: on which evidence, with which verdict, in how many seconds.
 
     Attributes:
+        located: where smaller worlds of the same rung found the fault; None if none were run.
         matrix: which host reached which before it, None if one host was all there was.
         group_attempt: the worker group it was tried on, from 1.
     """
@@ -40,6 +42,7 @@ class Attempt:
     seconds: float = 0.0
     group_attempt: int = 1
     matrix: Matrix | None = None
+    located: Located | None = None
 
     @property
     def all_reduce_s(self) -> dict[int, float]:
@@ -63,6 +66,7 @@ class Attempt:
             "group_attempt": self.group_attempt,
             "all_reduce_s": _sized(self.all_reduce_s),
             "network": self.matrix.to_json() if self.matrix else None,
+            "located": self.located.to_json() if self.located else None,
             "outcomes": [_outcome(r) for r in self.results],
         }
 
@@ -121,6 +125,11 @@ class Report:
         return passed[-1] if passed else None
 
     @property
+    def located(self) -> Located | None:
+        """Where small worlds found the fault, None if none were run."""
+        return next((a.located for a in self.attempts if a.located), None)
+
+    @property
     def skew(self) -> tuple[Difference, ...]:
         """The facts on which the ranks differ."""
         return differences.between(self.facts)
@@ -167,6 +176,7 @@ class Report:
             "notes": list(self.all_notes),
             "verdict_attempt": next((i for i, a in enumerate(self.attempts) if a.verdict is self.verdict), None),
             "run_name": self.run_name,
+            "located": self.located.to_json() if self.located else None,
             "all_reduce_s": _sized(self.chosen.all_reduce_s if self.chosen else {}),
             "skew": [
                 {

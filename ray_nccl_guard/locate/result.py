@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 Group = tuple[int, ...]
 
@@ -59,3 +60,20 @@ class Located:
     sentence: str = ""
     rounds: int = 0
     probes: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind.value,
+            "ranks": list(self.ranks),
+            "nodes": list(self.nodes),
+            "smallest": self.smallest,
+            "largest_ok": self.largest_ok,
+            "sentence": self.sentence,
+            "rounds": self.rounds,
+            "probes": self.probes,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Located:
+        ranks, nodes = tuple(data["ranks"]), tuple(data["nodes"])
+        return cls(**{**data, "kind": Kind(data["kind"]), "ranks": ranks, "nodes": nodes})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ray_nccl_guard.facts import Finding, RankFacts
 from ray_nccl_guard.ladder import GLOO, Rung
@@ -74,3 +75,18 @@ def met_result(meeting: Meeting) -> ProbeResult:
         steps=(StepRecord(step=step, outcome=outcome, seconds=meeting.seconds, detail=error),),
         seconds=meeting.seconds,
     )
+
+
+def with_network_times(results: Sequence[ProbeResult], met: Sequence[Meeting]) -> tuple[ProbeResult, ...]:
+    """The ranks' results with what the stages before their child took, so that a slow one can be seen although it passed."""
+    by_rank = {meeting.rank: meeting for meeting in met}
+    return tuple(_with_times(result, by_rank[result.rank]) if result.rank in by_rank else result for result in results)
+
+
+def _with_times(result: ProbeResult, meeting: Meeting) -> ProbeResult:
+    before = [StepRecord(step=Step.STORE, outcome=Outcome.OK, seconds=meeting.reach.seconds)]
+    if meeting.row is not None:
+        before.append(StepRecord(step=Step.PEERS, outcome=Outcome.OK, seconds=meeting.row.seconds))
+    # The launcher comes to the store a second time, over a way that is known to be open.
+    again = {Step.STORE} if any(s.step is Step.STORE and s.outcome is Outcome.OK for s in result.steps) else set()
+    return replace(result, steps=(*before, *(s for s in result.steps if s.step not in again)))

@@ -13,6 +13,7 @@ from ray_nccl_guard.ladder import Rung
 from ray_nccl_guard.network.grid import Matrix
 from ray_nccl_guard.network.stage import MARGIN_S, longest_s
 from ray_nccl_guard.probe import launch, meet, memory, store
+from ray_nccl_guard.probe.meet import Meeting
 from ray_nccl_guard.probe.spec import Outcome, ProbeResult, ProbeSpec, RankTask, Step
 from ray_nccl_guard.probe.workers import Answer, WorkerGroup, values
 from ray_nccl_guard.prove import hosts
@@ -55,6 +56,7 @@ class Prover:
             GroupLost: a worker died or gave no answer.
         """
         found, seen = hosts.address_findings(self.hosts, rung), None
+        met: tuple[Meeting, ...] = ()
         if any(f.decides for f in found):
             return self._not_run(found)
         with self.open_store() as (run_id, host, port):
@@ -63,9 +65,10 @@ class Prover:
                 self.say(f"{rung.name}: the store, and the connections between {len(self.hosts)} hosts")
                 met, found, seen = self._meet(tasks)
                 if any(f.decides for f in found):
-                    return Proof(results=met, findings=found, matrix=seen)
+                    return Proof(results=tuple(map(hosts.met_result, met)), findings=found, matrix=seen)
             self.say(f"{rung.name}: the communicator and its collectives on {len(tasks)} ranks")
-            return Proof(results=self._launch(tasks, found, seen), findings=found, matrix=seen)
+            results = self._launch(tasks, found, seen)
+        return Proof(results=hosts.with_network_times(results, met), findings=found, matrix=seen)
 
     @contextmanager
     def open_store(self) -> Iterator[tuple[str, str, int]]:
@@ -90,7 +93,7 @@ class Prover:
     def _not_run(self, found: tuple[Finding, ...]) -> Proof:
         return Proof(results=tuple(ProbeResult(rank=f.rank, outcome=Outcome.NOT_RUN) for f in self.facts), findings=found)
 
-    def _meet(self, tasks: list[RankTask]) -> tuple[tuple[ProbeResult, ...], tuple[Finding, ...], Matrix | None]:
+    def _meet(self, tasks: list[RankTask]) -> tuple[tuple[Meeting, ...], tuple[Finding, ...], Matrix | None]:
         """The store and the peers, before any child: a network that cannot carry the backend is named in seconds."""
         speakers = [host.rank for host in self.hosts]
         choices = [fact.addresses for fact in self.facts]
@@ -101,13 +104,13 @@ class Prover:
             patience_s=self._met_patience_s,
         )
         values(answers)
-        met = [a.value for a in answers if a.ok]
+        met = tuple(a.value for a in answers if a.ok)
         found = hosts.network_findings(self.hosts, met, tasks[0])
-        results = tuple(hosts.met_result(a.value) if a.ok else lost_result(a) for a in answers)
         seen = hosts.matrix(self.hosts, met)
         if any(not a.ok for a in answers):
+            results = [hosts.met_result(a.value) if a.ok else lost_result(a) for a in answers]
             raise GroupLost(results, found, seen)
-        return results, found, seen
+        return met, found, seen
 
     def _met_patience_s(self, answer: Answer) -> float | None:
         if answer.ok and answer.value.row is not None:
