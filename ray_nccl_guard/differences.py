@@ -25,7 +25,7 @@ def sentences(found: Sequence[Difference]) -> tuple[str, ...]:
     """One line for each difference, for the report's notes."""
     lines = []
     for one in found:
-        others = "; ".join(f"ranks {skew.ranges(ranks)}: {value}" for value, ranks in one.others.items())
+        others = "; ".join(f"rank{'s' * (len(r) > 1)} {skew.ranges(r)}: {value}" for value, r in one.others.items())
         lines.append(f"{one.name} differs: {others}; {'as many have' if one.tied else 'the others have'} {one.majority}")
     return tuple(lines)
 

@@ -11,6 +11,7 @@ from ray_nccl_guard.report import Report
 
 # DistributedDataParallel's own (torch 2.15): the first bucket is small so that reducing starts early, unless the user sets a size.
 _MIB = 1 << 20
+_MODEL_BYTES = 100_000_000 * 4
 FIRST_BUCKET_BYTES = _MIB
 BUCKET_CAP_MB = 25.0
 
@@ -73,6 +74,45 @@ def estimate_step_cost(
         backend=str(data["backend_chosen"]),
         measured_bytes=max(measured),
     )
+
+
+def sentence(report: Report) -> str:
+    """What the message says of the price: what was measured, and what it means for a model that people can imagine."""
+    chosen = report.chosen
+    measured = chosen.all_reduce_s if chosen else {}
+    if not measured:
+        return ""
+    size, backend = max(measured), report.decision.backend
+    text = f"all_reduce of {_size(size)} takes {_time(measured[size])} on {backend}; {_other(report, size)}"
+    step_s = _MODEL_BYTES / (BUCKET_CAP_MB * _MIB) * Curve(measured).seconds(int(BUCKET_CAP_MB * _MIB))
+    guess = "" if size >= BUCKET_CAP_MB * _MIB else ", extrapolated"
+    return (
+        f"{text}. With 100 million float32 parameters about {_time(step_s)} a step, if nothing of it overlaps{guess} "
+        "(ray_nccl_guard.estimate_step_cost(model, current_report()) says it for yours)"
+    )
+
+
+def _other(report: Report, size_bytes: int) -> str:
+    """What the backend that the job asked for took, if it ever finished one of that size or a smaller one."""
+    asked = report.backend_wanted
+    # Only a first call is known of it, if any: good enough for a comparison of the order of magnitude, and said so.
+    tries = [a.all_reduce_s for a in report.attempts if a.rung.backend == asked and not a.rung.env and a.all_reduce_s]
+    sizes = [size for size in (tries[-1] if tries else {}) if size <= size_bytes]
+    if not sizes or report.decision.backend == asked:
+        return (
+            f"{asked} without the setting was not measured"
+            if report.decision.backend == asked
+            else f"{asked} never finished one"
+        )
+    return f"{asked} had taken {_time(tries[-1][max(sizes)])} for {_size(max(sizes))}, its first"
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / _MIB:.3g} MiB" if size_bytes >= _MIB else f"{size_bytes} B"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.2g} s" if seconds >= 0.995 else f"{seconds * 1e3:.3g} ms"
 
 
 class Curve:

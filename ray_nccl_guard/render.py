@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 
 from ray_nccl_guard import price
@@ -11,11 +12,12 @@ from ray_nccl_guard.ladder import GLOO
 from ray_nccl_guard.policy import Action
 from ray_nccl_guard.probe.spec import Outcome, Step
 from ray_nccl_guard.report import Attempt, Report, outcomes, ranks_text, step_of
-from ray_nccl_guard.verdict import Certainty, Role
+from ray_nccl_guard.verdict import Certainty, Quote, Role
 
 _WIDTH = 100
 _LABEL = 11
 _MOST_QUOTES = 3
+_NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 
 # Said with every NCCL failure: people try settings inside train_func, where they come too late once the group is eager.
 _SETTINGS_HELP = (
@@ -127,7 +129,8 @@ def _where(report: Report, failed: Attempt | None) -> str:
 def _step(failed: Attempt) -> str:
     step = step_of(failed)
     if step is None:
-        return "decided from the facts, before any collective"
+        lost = any(r.outcome in (Outcome.DIED, Outcome.MISSING) for r in failed.evidence.ranks)
+        return "not known: the worker itself was lost" if lost else "decided from the facts, before any collective"
     bad = [r for r in failed.evidence.ranks if r.step is step and r.outcome is not Outcome.OK]
     detail = next((r.detail for r in bad if r.detail), "")
     passed = [s.value for s in Step if s.position < step.position and _all_passed(failed, s)]
@@ -143,19 +146,22 @@ def _all_passed(failed: Attempt, step: Step) -> bool:
 
 def _evidence(report: Report) -> list[str]:
     quotes = [q for q in report.verdict.evidence if q.role is Role.CAUSE] or list(report.verdict.evidence)
+    # Many ranks say the same with other numbers in it (process, device, pointer): one of them is quoted.
+    alike: dict[str, list[Quote]] = {}
+    for quote in quotes:
+        alike.setdefault(_NUMBERS.sub("0", quote.text), []).append(quote)
     lines: list[str] = []
-    for number, quote in enumerate(quotes[:_MOST_QUOTES]):
-        rank = "" if quote.rank is None else f"rank {quote.rank}, "
-        lines += _row("evidence" if number == 0 else "", f"{rank}{quote.source or 'log'}:{quote.line}")
-        text = quote.text.strip()
+    for number, group in enumerate(list(alike.values())[:_MOST_QUOTES]):
+        first, *others = group
+        rank = "" if first.rank is None else f"rank {first.rank}, "
+        also = sorted({q.rank for q in others if q.rank is not None and q.rank != first.rank})
+        same = f", the like on {ranks_text(also)}" if also else ""
+        lines += _row("evidence" if number == 0 else "", f"{rank}{first.source or 'log'}:{first.line}{same}")
+        indent = " " * (_LABEL + 4)
         lines += textwrap.wrap(
-            text[:600],
-            _WIDTH,
-            initial_indent=" " * (_LABEL + 4),
-            subsequent_indent=" " * (_LABEL + 4),
-            break_on_hyphens=False,
+            first.text.strip()[:600], _WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
         )
-    more = len(quotes) - _MOST_QUOTES
+    more = len(alike) - _MOST_QUOTES
     if more > 0:
         lines += _row("", f"and {more} more in the report")
     return lines

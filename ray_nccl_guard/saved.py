@@ -13,7 +13,6 @@ from ray_nccl_guard.evidence import Evidence, Origin, RankEvidence
 from ray_nccl_guard.facts import Gpu, RankFacts
 from ray_nccl_guard.ladder import Decision, Rung
 from ray_nccl_guard.locate.result import Located
-from ray_nccl_guard.locate.result import Located
 from ray_nccl_guard.network.addresses import AddressChoice, Chosen
 from ray_nccl_guard.network.grid import Matrix
 from ray_nccl_guard.policy import Action, Policy
@@ -170,7 +169,6 @@ def _attempt(data: Mapping[str, Any], report: Mapping[str, Any], verdict: Verdic
         results=results,
         seconds=data["seconds"],
         group_attempt=data.get("group_attempt", 1),
-        located=Located.from_json(data["located"]) if data.get("located") else None,
         matrix=Matrix.from_json(data["network"]) if data.get("network") else None,
         located=Located.from_json(data["located"]) if data.get("located") else None,
     )

@@ -35,9 +35,10 @@ def read_outcomes(evidence: Evidence, sightings: Sequence[Sighting]) -> list[Rea
 
 def _died(died: Sequence[RankEvidence]) -> list[Reason]:
     signals = sorted({r.signal for r in died if r.signal})
-    how = f"by signal {', '.join(map(str, signals))}" if signals else f"with exit code {died[0].exit_code}"
+    code = died[0].exit_code
+    how = f" by signal {', '.join(map(str, signals))}" if signals else "" if code is None else f" with exit code {code}"
     where = f" during {died[0].step.value}" if died[0].step else ""
-    text = f"a process died {how}{where} and left no reason"
+    text = f"a process died{how}{where} and left no reason"
     reasons = [Reason(failure=_F.PROCESS_CRASHED, weight=0.62, summary=text, strength=1, culprits=_ranks(died))]
     if signals == [SIGKILL]:
         # Nobody else sends SIGKILL as often as the OOM killer, but without a kernel line it stays a guess.
@@ -102,7 +103,8 @@ def ruled_out(evidence: Evidence) -> tuple[str, ...]:
     if step is None or evidence.with_outcome(Outcome.MISSING, Outcome.NOT_RUN):
         return ()
     behind = min((r.step.position for r in evidence.ranks if r.step), default=0)
-    done = [s.value for s in Step if s.position < min(behind, step.position)]
+    skipped = Step.PEERS if len({r.host for r in evidence.ranks}) < 2 else None  # one host asks no other
+    done = [s.value for s in Step if s.position < min(behind, step.position) and s is not skipped]
     return (f"{', '.join(done)} ok on all {evidence.world_size} ranks",) if done else ()
 
 
