@@ -2,93 +2,26 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from ray_nccl_guard import differences
+from ray_nccl_guard import differences, excerpts
+from ray_nccl_guard.attempt import Attempt, sized
 from ray_nccl_guard.classes import FailureClass
 from ray_nccl_guard.compat.skew import Difference
-from ray_nccl_guard.evidence import Evidence
+from ray_nccl_guard.excerpts import Excerpt
 from ray_nccl_guard.facts import RankFacts
-from ray_nccl_guard.ladder import Decision, Rung
+from ray_nccl_guard.ladder import Decision
 from ray_nccl_guard.locate.result import Located
-from ray_nccl_guard.network.grid import Matrix
 from ray_nccl_guard.policy import Policy
-from ray_nccl_guard.probe.spec import Outcome, ProbeResult, Step
+from ray_nccl_guard.probe.spec import Outcome, Step
 from ray_nccl_guard.verdict import Certainty, Verdict
 
 # Raised when a key is added; keys are never renamed or taken away.
 SCHEMA_VERSION = 1
-# What an exception says stands in its first lines; 4,096 ranks' tracebacks would make a report of 30 MB.
-_ERROR = 500
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """One rung that was tried: on which evidence, with which verdict, in how many seconds.
-
-    Attributes:
-        located: where smaller worlds of the same rung found the fault; None if none were run.
-        matrix: which host reached which before it, None if one host was all there was.
-        group_attempt: the worker group it was tried on, from 1.
-    """
-
-    rung: Rung
-    evidence: Evidence
-    verdict: Verdict
-    results: tuple[ProbeResult, ...] = ()
-    seconds: float = 0.0
-    group_attempt: int = 1
-    matrix: Matrix | None = None
-    located: Located | None = None
-
-    @property
-    def all_reduce_s(self) -> dict[int, float]:
-        """Median over the ranks of the probe's all_reduce in seconds, by size in bytes."""
-        sizes = sorted({size for r in self.results for size in r.all_reduce_s})
-        return {
-            size: statistics.median(r.all_reduce_s[size] for r in self.results if size in r.all_reduce_s) for size in sizes
-        }
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "origin": self.evidence.origin.value,
-            "backend": self.rung.backend,
-            "env": dict(self.rung.env),
-            "why": self.rung.why,
-            "failure": self.verdict.failure.value,
-            "summary": self.verdict.summary,
-            "culprit_ranks": list(self.verdict.culprit_ranks),
-            "step": self.verdict.step.value if self.verdict.step else None,
-            "seconds": round(self.seconds, 3),
-            "group_attempt": self.group_attempt,
-            "all_reduce_s": _sized(self.all_reduce_s),
-            "network": self.matrix.to_json() if self.matrix else None,
-            "located": self.located.to_json() if self.located else None,
-            "outcomes": [_outcome(r) for r in self.results],
-        }
-
-
-def _outcome(result: ProbeResult) -> dict[str, Any]:
-    return {
-        "rank": result.rank,
-        "outcome": result.outcome.value,
-        "step": result.step.value if result.step else None,
-        "detail": result.detail,
-        "error": result.error[:_ERROR],
-        "start": result.start.value,
-        "signal": None if result.killed_by_guard else result.signal,
-        "process_state": result.process_state,
-        "proved": list(result.proved),
-        "seconds": round(result.seconds, 3),
-        "steps": {s.step.value: [s.outcome.value, round(s.seconds, 4)] for s in result.steps},
-    }
-
-
-def _sized(seconds: Mapping[int, float]) -> dict[str, float]:
-    return {str(size): round(value, 6) for size, value in sorted(seconds.items())}
+__all__ = ["SCHEMA_VERSION", "Attempt", "Report", "outcomes", "ranks_text", "step_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +78,11 @@ class Report:
         return next((a for a in self.attempts if a.verdict is self.verdict), self.attempts[0] if self.attempts else None)
 
     @property
+    def context(self) -> tuple[Excerpt, ...]:
+        """The lines around those that the verdict quotes."""
+        return excerpts.around(self.verdict.evidence, self.failed.results if self.failed else ())
+
+    @property
     def collectives_proved(self) -> tuple[str, ...]:
         """Operations that every rank completed with right values on the backend that was chosen."""
         chosen = self.chosen
@@ -175,9 +113,10 @@ class Report:
             "timings_s": {k: round(v, 4) for k, v in {**self.timings_s, **self._step_timings()}.items()},
             "notes": list(self.all_notes),
             "verdict_attempt": next((i for i, a in enumerate(self.attempts) if a.verdict is self.verdict), None),
+            "context": [excerpt.to_json() for excerpt in self.context],
             "run_name": self.run_name,
             "located": self.located.to_json() if self.located else None,
-            "all_reduce_s": _sized(self.chosen.all_reduce_s if self.chosen else {}),
+            "all_reduce_s": sized(self.chosen.all_reduce_s if self.chosen else {}),
             "skew": [
                 {
                     "name": d.name,

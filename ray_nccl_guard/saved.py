@@ -16,8 +16,8 @@ from ray_nccl_guard.locate.result import Located
 from ray_nccl_guard.network.addresses import AddressChoice, Chosen
 from ray_nccl_guard.network.grid import Matrix
 from ray_nccl_guard.policy import Action, Policy
-from ray_nccl_guard.probe.spec import Outcome, ProbeResult, Start, Step, StepRecord
-from ray_nccl_guard.report import SCHEMA_VERSION, Attempt, Report
+from ray_nccl_guard.probe.spec import LogLine, Outcome, ProbeResult, Start, Step, StepRecord
+from ray_nccl_guard.report import Attempt, Report
 from ray_nccl_guard.verdict import Candidate, Certainty, Quote, Role, Verdict
 
 _MOST_BYTES = 256 << 20  # 4,096 ranks with three attempts are 10 MB; what is far larger is something else
@@ -44,16 +44,11 @@ def from_json(data: Any, *, source: str = "the report") -> Report:
     """The value that `Report.to_json` was called on, as far as it is kept: logs beyond the quoted lines are not.
 
     Raises:
-        UsageError: it is not a report, or one of a later schema.
+        UsageError: it is not a report. One of a later schema is read: keys are only ever added.
     """
     version = data.get("schema_version") if isinstance(data, dict) else None
     if not isinstance(version, int):
         raise UsageError(f"{source} is not a report of this tool: it has no schema_version")
-    if version > SCHEMA_VERSION:
-        raise UsageError(
-            f"{source} is of schema {version}, and this version reads up to {SCHEMA_VERSION}",
-            help=("install the version that wrote it, or a later one",),
-        )
     try:
         return _report(data)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -147,7 +142,10 @@ def _chosen(interface: str) -> Chosen:
 def _attempt(data: Mapping[str, Any], report: Mapping[str, Any], verdict: Verdict | None) -> Attempt:
     all_reduce_s = {int(size): seconds for size, seconds in data.get("all_reduce_s", {}).items()}
     of = {rank["rank"]: rank for rank in report["ranks"]}
-    results = tuple(_result(saved, of.get(saved["rank"], {}), all_reduce_s) for saved in data["outcomes"])
+    lines = _kept_lines(report) if verdict else {}
+    results = tuple(
+        _result(saved, of.get(saved["rank"], {}), all_reduce_s, lines.get(saved["rank"], ())) for saved in data["outcomes"]
+    )
     by_rank = {r.rank: r for r in results}
     missing = ProbeResult(rank=-1, outcome=Outcome.MISSING)
     ranks = tuple(_evidence(rank, by_rank.get(rank, missing)) for rank in range(report["world_size"]))
@@ -174,7 +172,18 @@ def _attempt(data: Mapping[str, Any], report: Mapping[str, Any], verdict: Verdic
     )
 
 
-def _result(data: Mapping[str, Any], rank: Mapping[str, Any], all_reduce_s: dict[int, float]) -> ProbeResult:
+def _kept_lines(report: Mapping[str, Any]) -> dict[int, tuple[LogLine, ...]]:
+    """Of what ranks printed, only the neighbourhood of quoted lines is kept."""
+    lines: dict[int, tuple[LogLine, ...]] = {}
+    for excerpt in report.get("context", ()):
+        kept = tuple(LogLine(source=excerpt["source"], number=n, text=text) for n, text in excerpt["lines"])
+        lines[excerpt["rank"]] = lines.get(excerpt["rank"], ()) + kept
+    return lines
+
+
+def _result(
+    data: Mapping[str, Any], rank: Mapping[str, Any], all_reduce_s: dict[int, float], lines: tuple[LogLine, ...]
+) -> ProbeResult:
     return ProbeResult(
         rank=data["rank"],
         outcome=Outcome(data["outcome"]),
@@ -184,9 +193,10 @@ def _result(data: Mapping[str, Any], rank: Mapping[str, Any], all_reduce_s: dict
         signal=data.get("signal"),
         process_state=data.get("process_state", ""),
         steps=tuple(
-            StepRecord(step=Step(name), outcome=Outcome(outcome), seconds=seconds)
-            for name, (outcome, seconds) in data.get("steps", {}).items()
+            StepRecord(step=Step(name), outcome=Outcome(outcome), seconds=seconds, detail="".join(detail))
+            for name, (outcome, seconds, *detail) in data.get("steps", {}).items()
         ),
+        lines=lines,
         proved=tuple(data.get("proved", ())),
         all_reduce_s=all_reduce_s,
         device=rank.get("device") or "",

@@ -28,7 +28,7 @@ FLOW = [
     {"rulebook", "carried_rules", "diagnosis", "logs", "verdict", "locate"},
     {"policy", "policy_file", "ladder"},
     {"flight"},
-    {"report", "guard", "eager", "render", "saved", "html", "price"},
+    {"report", "guard", "eager", "render", "saved", "html", "price", "excerpts", "attempt"},
     {"prove"},
     {"ray_train"},
     {"cli", "arguments", "__main__", "__init__"},
