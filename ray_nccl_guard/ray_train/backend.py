@@ -6,14 +6,17 @@ import os
 import traceback
 from typing import Any
 
+from ray.exceptions import RayActorError
 from ray.train.torch.config import _TorchBackend
 
 from ray_nccl_guard.ladder import Decision
 from ray_nccl_guard.policy import Action
 from ray_nccl_guard.ray_train import publish
-from ray_nccl_guard.ray_train.errors import GuardRestart, NcclInitRefused
-from ray_nccl_guard.ray_train.run import GuardedStart, RunState
+from ray_nccl_guard.ray_train.errors import GuardRestart, NcclInitRefused, WorkersLost
+from ray_nccl_guard.ray_train.run import GuardedStart
+from ray_nccl_guard.ray_train.run_state import RunState
 from ray_nccl_guard.ray_train.settings import GUARDED, Mode, mode_from, stricter
+from ray_nccl_guard.ray_train.workers import is_v2
 from ray_nccl_guard.report import Report
 
 
@@ -36,7 +39,8 @@ class GuardedBackend(_TorchBackend):
         if mode is Mode.OFF or backend not in GUARDED:
             super().on_start(worker_group, backend_config)
             return
-        if self._run is None:
+        # V1 starts each attempt with a new backend, or with one that another trial has left behind in this process.
+        if self._run is None or not is_v2(worker_group):
             self._run = RunState(settings=settings, backend=backend, mode=mode)
         start = GuardedStart(worker_group, backend_config, self._run)
         try:
@@ -55,9 +59,11 @@ class GuardedBackend(_TorchBackend):
     def _form_as_ray_does(self, start: GuardedStart, worker_group: Any, backend_config: Any) -> None:
         try:
             super().on_start(worker_group, backend_config)
-        except Exception:
+        except Exception as error:
             # Ray leaks the placement group of a failed on_start for as long as the driver lives; the error stays Ray's own.
             start.placement.release()
+            if isinstance(error, RayActorError) and not is_v2(worker_group):
+                raise WorkersLost(f"a worker died while the process group was formed: {error}") from error
             raise
 
     def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:

@@ -37,3 +37,10 @@ class GuardRestart(GuardError, _StartupFailed):
     def __init__(self, message: str, report: dict[str, Any], *, help: tuple[str, ...] = ()) -> None:
         super().__init__(message, help=help)
         self.report = report
+
+
+class WorkersLost(GuardError):
+    """A worker died in `on_start` on Train V1, where Ray's own error must not get out.
+
+    V1 answers a RayActorError with `raise None`, and the user sees "exceptions must derive from BaseException" (ray 2.60).
+    """

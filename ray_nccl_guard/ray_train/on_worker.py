@@ -43,6 +43,11 @@ def _device_index(gpu_ids: tuple[str, ...]) -> int:
     return int(gpu_ids[0]) if gpu_ids[0].isdigit() else 0
 
 
+def import_torch() -> None:
+    """What a V2 worker has done before `on_start`, and a V1 worker has not: outside every deadline that means something."""
+    import torch.distributed  # noqa: F401
+
+
 def free_port() -> int:
     """A TCP port that was free a moment ago, for the training group's own store (Ray finds it in the same way)."""
     with socket.socket() as listener:

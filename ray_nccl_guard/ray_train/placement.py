@@ -8,7 +8,7 @@ from typing import Any
 import ray
 from ray.util.placement_group import remove_placement_group
 
-from ray_nccl_guard.ray_train.workers import Workers
+from ray_nccl_guard.ray_train.workers import Workers, is_v2
 
 log = logging.getLogger("ray.train.nccl_guard")
 
@@ -22,7 +22,7 @@ class Placement:
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
         self._group: Any = None
-        self.can_restart = hasattr(workers.group, "get_worker_group_context")
+        self.can_restart = is_v2(workers.group)
 
     def look_up(self) -> None:
         """Ask while the workers still answer. The public call works in every release; the handle's place in Ray moved."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from ray_nccl_guard import render
 from ray_nccl_guard.classes import FailureClass
+from ray_nccl_guard.ray_train.run_folder import run_folder
 from ray_nccl_guard.ray_train.workers import Workers
 from ray_nccl_guard.report import Report
 
@@ -21,16 +22,17 @@ _WRITE_S = 10.0
 
 def write(report: Report, workers: Workers) -> Report:
     """Write the report's JSON under the run's storage; returns it with its path, or with a note if it could not be written."""
-    storage = getattr(workers.group, "_storage_context", None)
-    if storage is None:
+    place = run_folder(workers.group)
+    if place is None:
         return report
+    filesystem, folder = place[0], f"{place[1]}/{FOLDER}"
     failure: list[str] = []
     thread = threading.Thread(
-        target=_write, args=(storage, report.to_json(), failure), daemon=True, name="nccl-guard-report"
+        target=_write, args=(filesystem, folder, report.to_json(), failure), daemon=True, name="nccl-guard-report"
     )
     thread.start()
     thread.join(_WRITE_S)
-    path = f"{storage.experiment_fs_path}/{FOLDER}/report.json"
+    path = f"{folder}/report.json"
     if thread.is_alive():
         failure.append(f"the storage did not answer within {_WRITE_S:g} s")
     if failure:
@@ -39,12 +41,11 @@ def write(report: Report, workers: Workers) -> Report:
     return report.with_changes(path=path)
 
 
-def _write(storage: Any, report: dict[str, Any], failure: list[str]) -> None:
+def _write(filesystem: Any, folder: str, report: dict[str, Any], failure: list[str]) -> None:
     text = json.dumps(report, indent=1).encode()
-    folder = f"{storage.experiment_fs_path}/{FOLDER}"
     try:
-        storage.storage_filesystem.create_dir(folder, recursive=True)
-        with storage.storage_filesystem.open_output_stream(f"{folder}/report.json") as stream:
+        filesystem.create_dir(folder, recursive=True)
+        with filesystem.open_output_stream(f"{folder}/report.json") as stream:
             stream.write(text)
     except Exception as error:  # every filesystem raises its own kind; what is caught is said in the warning
         failure.append(f"{type(error).__name__}: {error}")

@@ -1,58 +1,35 @@
-"""One start of a worker group under the guard: facts, pre-flight, training group, and what is remembered for the next start."""
+"""One start of a worker group under the guard: facts, pre-flight, training group, and the decision to go on, restart or refuse."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from ray_nccl_guard import differences, eager, facts, render
+from ray_nccl_guard.classes import FailureClass
 from ray_nccl_guard.evidence import Origin
 from ray_nccl_guard.guard import GroupLost, Preflight
 from ray_nccl_guard.ladder import Decision, Ladder, Rung, Wanted, has_legacy
 from ray_nccl_guard.policy import Action, Policy
 from ray_nccl_guard.probe.spec import Outcome, ProbeSpec
 from ray_nccl_guard.prove.prover import Prover
-from ray_nccl_guard.ray_train import on_worker, publish
+from ray_nccl_guard.prove.worlds import Worlds
+from ray_nccl_guard.ray_train import later_groups, on_worker, publish
 from ray_nccl_guard.ray_train.errors import GuardRestart, NcclInitRefused
 from ray_nccl_guard.ray_train.group import TrainingGroup
 from ray_nccl_guard.ray_train.placement import Placement
-from ray_nccl_guard.ray_train.settings import GuardSettings, Mode
+from ray_nccl_guard.ray_train.run_state import RunState
+from ray_nccl_guard.ray_train.settings import Mode
 from ray_nccl_guard.ray_train.workers import Workers, values
-from ray_nccl_guard.report import Attempt, Report
+from ray_nccl_guard.report import Report, ranks_text
+from ray_nccl_guard.verdict import Verdict
 
-# Facts are read from /proc and NVML; in V1 the worker imports torch for the first time there (50 s were measured on a loaded box).
+# Facts come from /proc, NVML and the files of the GPU libraries, which are read through once for what they are built for.
 _FACTS_S = 150.0
+# V1 workers import torch here for the first time: 7 to 50 s were measured with several at once on two busy cores.
+_IMPORT_S = 300.0
 _REPORT_S = 10.0  # a few kB to each worker; one that does not answer is found by the training group
-
-
-@dataclass(slots=True)
-class RunState:
-    """What one run's guard remembers across worker groups. It lives in the controller, on the backend instance.
-
-    Attributes:
-        identity: nodes, GPUs and settings that the last check was made on; None before the first.
-        decision: what that check decided.
-        ended_well: the last worker group ended without an error of a worker.
-        failures: consecutive starts that ended before `train_func`.
-    """
-
-    settings: GuardSettings
-    backend: str
-    mode: Mode
-    ladder: Ladder | None = None
-    identity: Any = None
-    decision: Decision | None = None
-    ended_well: bool = False
-    failures: int = 0
-    starts: int = 0
-    attempts: list[Attempt] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def note_end(self, worker_group: Any) -> None:
-        """Remember whether the group that ends now had an error. Not known counts as an error: the check is made again."""
-        status = worker_group.get_latest_poll_status() if hasattr(worker_group, "get_latest_poll_status") else None
-        self.ended_well = status is not None and not status.errors
 
 
 class GuardedStart:
@@ -92,6 +69,8 @@ class GuardedStart:
         return True
 
     def _facts(self) -> tuple[facts.RankFacts, ...]:
+        if not self.placement.can_restart:
+            values(self.workers.ask(on_worker.import_torch, deadline_s=_IMPORT_S))
         answers = self.workers.ask(
             on_worker.describe, [(rank,) for rank in range(self.world_size)], deadline_s=_FACTS_S, patience_s=lambda a: 30.0
         )
@@ -153,7 +132,7 @@ class GuardedStart:
             return preflight.report(replace(state.decision, because="the check of the same workers' nodes was reused"))
         prover = Prover(self.workers, self.facts, self.settings.collectives, self.settings.probe)
         try:
-            return preflight.run(prover.prove)
+            return preflight.run(prover.prove, lambda rung: Worlds(prover, rung))
         except GroupLost as lost:
             self._after_lost(preflight, lost)
         finally:
@@ -182,6 +161,7 @@ class GuardedStart:
         if all(r.outcome is Outcome.OK for r in results):
             self.run_state.failures = 0
             self.run_state.ended_well = False
+            later_groups.watch_workers(self.workers, self.facts, report)
             return
         rung = Rung(backend=decision.backend, env=decision.relief, why="the training group itself")
         verdict = preflight.judge(rung, results, Origin.TRAINING_GROUP, time.monotonic() - started_s)
@@ -194,16 +174,34 @@ class GuardedStart:
         self._restart(preflight, f"the training group could not be formed: {why}", counts=not lost)
 
     def _restart_for_lost(self, gone: list[Any], when: str) -> NoReturn:
-        preempted = all(a.preempted for a in gone)
-        names = ", ".join(str(a.rank) for a in gone)
-        self.run_state.failures += 0 if preempted else 1
-        if self.run_state.failures >= self.policy.attempts:
-            self.placement.release()
-            raise NcclInitRefused(
-                f"rank {names} was lost {when}, {self.run_state.failures} times in a row; training refused", {}
+        state = self.run_state
+        state.failures += 0 if all(a.preempted for a in gone) else 1
+        refused = state.failures >= self.policy.attempts or not self.placement.can_restart
+        ranks = tuple(a.rank for a in gone)
+        times = f", {state.failures} times in a row" if state.failures > 1 else ""
+        verdict = Verdict(
+            failure=FailureClass.PROCESS_CRASHED if any(a.died for a in gone) else FailureClass.MISSING_RANK,
+            culprit_ranks=ranks,
+            summary=f"the worker of rank {ranks_text(ranks)} was lost {when}{times}",
+        )
+        action = Action.REFUSE if refused else Action.RETRY
+        decision = Decision(action=action, backend=None, because="a rank without a worker can prove nothing")
+        report = self._finish(
+            Report(
+                world_size=self.world_size,
+                backend_wanted=state.backend,
+                decision=decision,
+                verdict=verdict,
+                policy=self.policy,
+                attempts=tuple(state.attempts),
             )
+        )
+        if refused:
+            self._refuse(report)
+        state.decision = None
+        publish.announce(report)
         self.placement.release()
-        raise GuardRestart(f"rank {names} was lost {when}; trying again with fresh workers", {})
+        raise GuardRestart(render.short(report), report.to_json())
 
     def _restart(self, preflight: Preflight, because: str, *, counts: bool = True) -> NoReturn:
         state = self.run_state
@@ -212,12 +210,15 @@ class GuardedStart:
         if state.failures >= self.policy.attempts:
             because = f"{state.failures} starts in a row ended before train_func; {because}"
             self._refuse(self._finish(preflight.report(ladder.refuse(because))))
+        if not self.placement.can_restart:
+            because += (
+                "; Ray Train V1 cannot replace them within an attempt (FailureConfig(max_failures=...) makes a new one)"
+            )
+            self._refuse(self._finish(preflight.report(ladder.refuse(because))))
         decision = Decision(action=Action.RETRY, backend=ladder.rung.backend, because=because, relief=ladder.rung.env)
         report = self._finish(preflight.report(decision))
         state.decision = None
         publish.announce(report)
-        if not self.placement.can_restart:
-            self._refuse(report.with_changes(decision=ladder.refuse("this version of Ray Train cannot replace workers")))
         self.placement.release()
         raise GuardRestart(render.short(report), report.to_json())
 

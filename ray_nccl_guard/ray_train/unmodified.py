@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 import os
 from typing import Any
@@ -33,6 +35,7 @@ def install() -> None:
     TorchConfig.train_func_context = property(lambda self: _context_of(self, context.fget(self)))
     if not _is_v2():
         TorchConfig.__reduce_ex__ = _leave
+        _name_the_default()
 
 
 def _backend_of(config: Any, ray_backend: Any) -> Any:
@@ -70,6 +73,22 @@ def _arrive(reduced: tuple[Any, ...]) -> Any:
     config = function(*arguments)
     config.__dict__.update(state or {})
     return config
+
+
+def _name_the_default() -> None:
+    """V1 sends the trainer's arguments to the trial and makes it anew there: a default must be among them to arrive guarded."""
+    from ray.train.torch.torch_trainer import TorchTrainer
+
+    original = TorchTrainer.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if "torch_config" in inspect.signature(type(self).__init__).parameters:
+            if self._param_dict.get("torch_config") is None:
+                self._param_dict["torch_config"] = self._backend_config
+
+    TorchTrainer.__init__ = init
 
 
 def _is_v2() -> bool:

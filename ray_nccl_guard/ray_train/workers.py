@@ -11,10 +11,15 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 
 from ray_nccl_guard.probe.workers import Answer, Patience, WorkerFunctionError, no_patience, values
 
-__all__ = ["Answer", "WorkerFunctionError", "Workers", "values"]
+__all__ = ["Answer", "WorkerFunctionError", "Workers", "is_v2", "values"]
 
 # While `on_start` waits, the controller's event loop stands still (Ctrl-C included), so no single wait is longer.
 _SLICE_S = 0.25
+
+
+def is_v2(group: Any) -> bool:
+    """Whether a worker group is of Ray Train V2: V1's has no context, and its workers cannot be replaced in an attempt."""
+    return hasattr(group, "get_worker_group_context")
 
 
 class Workers:
