@@ -15,6 +15,14 @@ _SHORT = {
     Code.ENETUNREACH: "NETUN", Code.EINVAL: "EINVA", Code.EACCES: "EACCE", Code.EPERM: "EPERM", Code.EADDRNOTAVAIL: "NOADR",
     Code.ETIMEDOUT: "TIMED", Code.NO_ADDRESS: "NAME", Code.NOT_TRIED: "?", Code.OTHER: "OTHER",
 }  # fmt: skip
+# For the readers of the matrix; the kernel's own errors are known by their names.
+MEANINGS = {
+    "ok": "connected, and 64 KiB went through", "SYN": "no answer to a connection: dropped, or the host is gone",
+    "ECHO": "the kernel accepted, the process did not answer", "BULK": "16 bytes pass, 64 KiB do not",
+    "WRONG": "somebody else answers there", "CLOSE": "the peer closed first", "REFUS": "refused: nobody listens there",
+    "RESET": "reset by the peer or a firewall", "UNREA": "host unreachable", "NETUN": "network unreachable",
+    "NAME": "no usable address", "?": "not tried in time", ".": "not asked",
+}  # fmt: skip
 # 100 columns hold the names and this many hosts; of more, those with a failed cell are shown.
 MOST = 14
 
@@ -54,7 +62,11 @@ def matrix(cells: Sequence[Cell], hosts: Sequence[Host]) -> Matrix:
 
 def grid(cells: Sequence[Cell], hosts: Sequence[Host]) -> str:
     """The matrix as text. Wide worlds show the hosts with a failed cell only, and say so."""
-    shown = matrix(cells, hosts)
+    return text(matrix(cells, hosts))
+
+
+def text(shown: Matrix) -> str:
+    """A matrix as lines, one a host."""
     width = max([len("from/to"), *(len(name) for name in shown.hosts)])
     lines = [f"{'from/to':{width}} " + " ".join(f"{name[-5:]:>5}" for name in shown.hosts)]
     for name, words in zip(shown.hosts, shown.rows, strict=True):
