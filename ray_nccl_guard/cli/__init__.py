@@ -12,6 +12,7 @@ from collections.abc import Sequence
 # build calls `compat` and must not pay for the rest.
 VERBS = {
     "compat": "can this libnccl run on these GPUs?",
+    "probe": "prove a backend on this host, over a Ray cluster, or on ranks that a launcher starts",
     "run": "run a Ray Train script, unchanged, with the guard on",
     "classify": "name the failure in logs you already have",
     "flight": "read Flight Recorder dumps: how far each rank got, and who holds up the others",

@@ -1,9 +1,7 @@
-"""One process per rank as a launcher starts it: who this process is by its environment, and where rank 0's store is."""
+"""One process per rank as a launcher starts it: who this process is by its environment, and where the store is."""
 
 from __future__ import annotations
 
-import errno
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -63,18 +61,6 @@ def read(environ: Mapping[str, str]) -> LaunchedRank:
         serves_store=rank == 0 and not agent,
         room=f"ray_nccl_guard_probe/{run}/{restart}",
     )
-
-
-def cannot_listen(port: int) -> str:
-    """Why a store could not listen on `port` of all addresses here, in the kernel's words; empty if it could."""
-    with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(("", port))
-        except OSError as error:
-            if error.errno in (errno.EADDRINUSE, errno.EACCES):
-                return error.strerror or "it is taken"
-    return ""
 
 
 _HELP = (
