@@ -10,9 +10,9 @@ from ray_nccl_guard.evidence import Evidence, Origin, RankEvidence
 from ray_nccl_guard.probe.spec import Outcome, Step
 
 _F = FailureClass
-# A child's heartbeat beats every second or faster. A rank silent for this long while the liveliest one was silent for less
+# A child's heartbeat beats five times a second (probe/journal.py). A rank silent for this long while the liveliest one was silent for less
 # than a third of it holds the interpreter's lock or is stopped. The numbers only pick suspects, never a class.
-SILENT_S, LIVELY_SHARE = 5.0, 3.0
+SILENT_S, LIVELY_SHARE = 2.0, 3.0
 SIGKILL = 9
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import traceback
 from typing import Any
@@ -19,6 +20,8 @@ from ray_nccl_guard.ray_train.settings import GUARDED, Mode, mode_from, stricter
 from ray_nccl_guard.ray_train.workers import is_v2
 from ray_nccl_guard.report import Report
 
+log = logging.getLogger("ray.train.nccl_guard")
+
 
 class GuardedBackend(_TorchBackend):
     """Ray's torch backend with the pre-flight before it.
@@ -33,57 +36,75 @@ class GuardedBackend(_TorchBackend):
         self._run: RunState | None = None
 
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
+        start: GuardedStart | None = None
+        formed = False
+        try:
+            start = self._begin(worker_group, backend_config)
+            if start is not None:
+                formed = start.run()
+        except (NcclInitRefused, GuardRestart, WorkersLost):
+            raise
+        except Exception as error:  # the one border: the guard's own failure never stops a healthy job
+            self._say_own_failure(start, backend_config)
+            if start is not None and start.policy.on_guard_error == "raise":
+                raise error
+            if start is not None:
+                start.abandon()
+        if not formed:
+            self._form_as_ray_does(start, worker_group, backend_config)
+
+    def _begin(self, worker_group: Any, backend_config: Any) -> GuardedStart | None:
+        """The guarded start, or None where there is nothing to guard."""
         settings = backend_config.guard
         mode = stricter(settings.mode, mode_from(os.environ))
         backend = backend_config.backend or _default_backend(worker_group)
         if mode is Mode.OFF or backend not in GUARDED:
-            super().on_start(worker_group, backend_config)
-            return
+            return None
         # V1 starts each attempt with a new backend, or with one that another trial has left behind in this process.
         if self._run is None or not is_v2(worker_group):
             self._run = RunState(settings=settings, backend=backend, mode=mode)
-        start = GuardedStart(worker_group, backend_config, self._run)
-        try:
-            formed = start.run()
-        except (NcclInitRefused, GuardRestart):
-            raise
-        except Exception:  # the one border: the guard's own failure never stops a healthy job
-            publish.announce(self._own_failure(start, backend))
-            if settings.policy.on_guard_error == "raise":
-                raise
-            start.abandon()
-            formed = False
-        if not formed:
-            self._form_as_ray_does(start, worker_group, backend_config)
+        return GuardedStart(worker_group, backend_config, self._run)
 
-    def _form_as_ray_does(self, start: GuardedStart, worker_group: Any, backend_config: Any) -> None:
+    def _form_as_ray_does(self, start: GuardedStart | None, worker_group: Any, backend_config: Any) -> None:
         try:
             super().on_start(worker_group, backend_config)
         except Exception as error:
             # Ray leaks the placement group of a failed on_start for as long as the driver lives; the error stays Ray's own.
-            start.placement.release()
+            if start is not None:
+                start.placement.release()
             if isinstance(error, RayActorError) and not is_v2(worker_group):
                 raise WorkersLost(f"a worker died while the process group was formed: {error}") from error
             raise
 
     def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
         if self._run is not None:
-            self._run.note_end(worker_group)
+            try:
+                self._run.note_end(worker_group)
+            except Exception:  # the same border: what we remember of the end must not keep Ray from ending it
+                log.warning("nccl_guard: the end of the worker group could not be noted", exc_info=True)
         super().on_shutdown(worker_group, backend_config)
 
-    def _own_failure(self, start: GuardedStart, backend: str) -> Report:
-        report = Report(
-            world_size=start.world_size,
-            backend_wanted=backend,
-            decision=Decision(
-                action=Action.PROCEED, backend=backend, because="the guard failed, and training goes on without it"
-            ),
-            policy=start.policy,
-            facts=start.facts,
-            attempts=tuple(start.run_state.attempts),
-            guard_error=traceback.format_exc(),
-        )
-        return publish.write(report, start.workers)
+    def _say_own_failure(self, start: GuardedStart | None, backend_config: Any) -> None:
+        """Report the guard's own failure. Reporting may fail for the same reason, so the last resort is the log alone."""
+        trace = traceback.format_exc()
+        try:
+            if start is None:
+                raise RuntimeError("it failed before the workers were asked")
+            backend = start.run_state.backend
+            report = Report(
+                world_size=start.world_size,
+                backend_wanted=backend,
+                decision=Decision(
+                    action=Action.PROCEED, backend=backend, because="the guard failed, and training goes on without it"
+                ),
+                policy=start.policy,
+                facts=start.facts,
+                attempts=tuple(start.run_state.attempts),
+                guard_error=trace,
+            )
+            publish.announce(publish.write(report, start.workers))
+        except Exception as error:
+            log.warning("nccl_guard: the guard itself failed, and so did its report (%r); training goes on:\n%s", error, trace)
 
 
 def _default_backend(worker_group: Any) -> str:

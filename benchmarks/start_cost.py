@@ -1,0 +1,213 @@
+"""What the guard adds to a healthy start, and how soon it speaks when something is broken: gloo, CPU workers, a local Ray.
+
+    python benchmarks/start_cost.py [--workers 2 4] [--rounds 7] [--faults] [--json]
+
+Plain `TorchConfig` and `GuardedTorchConfig` start in turn, each in a fit() of its own, so that first imports are paid as a
+user pays them. `on_start` is timed in the controller. Memory is what a worker holds privately when `train_func` begins, and
+what the probe's children hold privately at their peak. `--faults` measures the verdict: seconds from the moment in which a
+rank raises, dies or hangs to the verdict over all ranks, at the level of children.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import ray
+from ray.train import RunConfig, ScalingConfig
+from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.torch.config import _TorchBackend
+
+from benchmarks import harness
+from ray_nccl_guard import GuardedTorchConfig
+from ray_nccl_guard.ray_train.backend import GuardedBackend
+
+NOTES = "START_COST_NOTES"
+
+
+def _note(name: str, value: dict[str, Any]) -> None:
+    Path(os.environ[NOTES], f"{name}-{os.getpid()}").write_text(json.dumps(value))
+
+
+class TimedPlain(_TorchBackend):
+    def on_start(self, worker_group: Any, backend_config: Any) -> None:
+        started_s = time.monotonic()
+        super().on_start(worker_group, backend_config)
+        _note("on_start", {"seconds": time.monotonic() - started_s})
+
+
+class TimedGuarded(GuardedBackend):
+    def on_start(self, worker_group: Any, backend_config: Any) -> None:
+        started_s = time.monotonic()
+        super().on_start(worker_group, backend_config)
+        _note("on_start", {"seconds": time.monotonic() - started_s})
+
+
+class PlainConfig(TorchConfig):
+    @property
+    def backend_cls(self) -> Any:
+        return TimedPlain
+
+
+class GuardedConfig(GuardedTorchConfig):
+    @property
+    def backend_cls(self) -> Any:
+        return TimedGuarded
+
+
+def private_mib(pid: int | str) -> float:
+    """Memory that only this process holds, in MiB."""
+    total = 0
+    with open(f"/proc/{pid}/smaps_rollup") as file:
+        for line in file:
+            if line.startswith(("Private_Clean", "Private_Dirty")):
+                total += int(line.split()[1])
+    return total / 1024
+
+
+def train_func(config: dict[str, Any]) -> None:
+    import torch
+    import torch.distributed as dist
+
+    # As the first step of any training does: a collective. Only then do both arms hold the same library pages.
+    dist.all_reduce(torch.ones(1))
+    time.sleep(0.2)
+    _note("worker", {"private_mib": private_mib("self")})
+
+
+class PeakOfChildren(threading.Thread):
+    """Samples the private memory of probe children, found by their journal."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.peak_mib = 0.0
+        self.stop = threading.Event()
+
+    def run(self) -> None:
+        while not self.stop.wait(0.01):
+            for fd in Path("/proc").glob("[0-9]*/fd/*"):
+                pid = fd.parts[2]
+                try:
+                    if "memfd:nccl-guard-pulse" in os.readlink(fd) and os.getpgid(int(pid)) == int(pid):
+                        self.peak_mib = max(self.peak_mib, private_mib(pid))
+                except (OSError, ValueError):
+                    continue
+
+
+def one_fit(config: TorchConfig, workers: int, name: str) -> dict[str, float]:
+    """One fit(); returns seconds of on_start, mean private MiB of a worker, and of the whole fit."""
+    with tempfile.TemporaryDirectory() as folder:
+        notes = Path(folder, "notes")
+        notes.mkdir()
+        started_s = time.monotonic()
+        TorchTrainer(
+            train_func,
+            train_loop_config={},
+            torch_config=config,
+            scaling_config=ScalingConfig(num_workers=workers),
+            run_config=RunConfig(name=name, storage_path=folder, worker_runtime_env={"env_vars": {NOTES: str(notes)}}),
+        ).fit()
+        seconds = time.monotonic() - started_s
+        own = json.loads(next(Path(os.environ[NOTES]).glob("on_start-*")).read_text())
+        for file in Path(os.environ[NOTES]).glob("on_start-*"):
+            file.unlink()
+        held = [json.loads(file.read_text())["private_mib"] for file in notes.glob("worker-*")]
+        return {"on_start_s": own["seconds"], "worker_mib": sum(held) / len(held), "fit_s": seconds}
+
+
+def healthy(workers: int, rounds: int) -> list[dict[str, Any]]:
+    """Rows for one number of workers: plain and guarded in turn."""
+    taken: dict[str, list[dict[str, float]]] = {"plain": [], "guarded": []}
+    children = PeakOfChildren()
+    children.start()
+
+    def run(arm: str) -> float:
+        config = PlainConfig(backend="gloo") if arm == "plain" else GuardedConfig(backend="gloo")
+        taken[arm].append(one_fit(config, workers, f"{arm}-{workers}-{len(taken[arm])}"))
+        return taken[arm][-1]["on_start_s"]
+
+    values = harness.alternate({arm: lambda arm=arm: run(arm) for arm in taken}, rounds=rounds)  # type: ignore[misc]
+    children.stop.set()
+    children.join(5)
+    kept = {arm: results[-rounds:] for arm, results in taken.items()}
+    rows: list[dict[str, Any]] = [
+        {"case": f"on_start, {arm}, {workers} workers", "unit": "s", **harness.summary(values[arm])} for arm in values
+    ]
+    added = [g - p for g, p in zip(values["guarded"], values["plain"], strict=True)]
+    rows.append({"case": f"added to on_start, {workers} workers", "unit": "s", **harness.summary(added)})
+    for arm in kept:
+        held = [result["worker_mib"] for result in kept[arm]]
+        rows.append({"case": f"private memory of a worker in training, {arm}, {workers} workers", "unit": "MiB", **harness.summary(held)})
+    rows.append(
+        {"case": f"private memory of a probe's child at its peak, {workers} workers", "unit": "MiB", **harness.summary([children.peak_mib])}
+    )
+    fits = [result["fit_s"] for result in kept["plain"]]
+    rows.append({"case": f"whole fit(), plain, {workers} workers", "unit": "s", **harness.summary(fits)})
+    return rows
+
+
+def verdicts(rounds: int) -> list[dict[str, Any]]:
+    """Seconds from a fault to the verdict, without Ray: three ranks, the fault on one of them."""
+    import ctypes
+
+    from ray_nccl_guard.evidence import align
+    from ray_nccl_guard.verdict import classify
+    from tests.process.ranks import QUICK, in_child, run_ranks
+
+    def fail() -> None:
+        raise RuntimeError("a fault of the benchmark")
+
+    faults = {"raise": fail, "die": os.abort, "hang": lambda: ctypes.PyDLL(None).pause()}
+    rows = []
+    for name, fault in faults.items():
+        seconds = []
+        for _ in range(rounds):
+            with tempfile.NamedTemporaryFile() as stamp:
+
+                def strike(fault: Any = fault, path: str = stamp.name) -> None:
+                    Path(path).write_text(str(time.monotonic()))
+                    fault()
+
+                results = run_ranks(3, before=lambda rank, strike=strike: in_child(rank, 1, "all_reduce", strike))
+                verdict = classify(align(results, world_size=3, backend="gloo"))
+                seconds.append(time.monotonic() - float(Path(stamp.name).read_text()))
+                assert verdict.culprit_ranks == (1,), verdict
+        deadline = f" (deadline {QUICK.collective_s:g} s)" if name == "hang" else ""
+        rows.append({"case": f"fault to verdict, {name}{deadline}", "unit": "s", **harness.summary(seconds)})
+    return rows
+
+
+def main() -> None:
+    parser = harness.arguments(__doc__)
+    parser.add_argument("--workers", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--faults", action="store_true", help="also measure fault to verdict")
+    given = parser.parse_args()
+    top = harness.head("What the guard adds to a healthy start, and how soon it speaks")
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as notes:
+        os.environ[NOTES] = notes
+        os.environ["PYTHONPATH"] = str(ROOT)
+        os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+        ray.init(num_cpus=max(given.workers), include_dashboard=False, log_to_driver=False)
+        try:
+            for workers in given.workers:
+                rows += healthy(workers, given.rounds)
+        finally:
+            ray.shutdown()
+        if given.faults:
+            rows += verdicts(min(given.rounds, 5))
+    harness.show(given, top, rows)
+
+
+if __name__ == "__main__":
+    main()
