@@ -19,8 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import ray
 from ray.train import RunConfig, ScalingConfig
@@ -31,6 +30,7 @@ from benchmarks import harness
 from ray_nccl_guard import GuardedTorchConfig
 from ray_nccl_guard.ray_train.backend import GuardedBackend
 
+ROOT = Path(__file__).resolve().parent.parent
 NOTES = "START_COST_NOTES"
 
 
@@ -48,8 +48,11 @@ class TimedPlain(_TorchBackend):
 class TimedGuarded(GuardedBackend):
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
         started_s = time.monotonic()
-        super().on_start(worker_group, backend_config)
-        _note("on_start", {"seconds": time.monotonic() - started_s})
+        try:
+            super().on_start(worker_group, backend_config)
+        finally:  # an attempt that ends in fresh workers leaves its note too; the last one stands
+            _note("on_start", {"seconds": time.monotonic() - started_s})
+            _note(f"ended-{started_s}", {"at_s": time.monotonic()})
 
 
 class PlainConfig(TorchConfig):
@@ -78,10 +81,11 @@ def train_func(config: dict[str, Any]) -> None:
     import torch
     import torch.distributed as dist
 
+    began_s = time.monotonic()
     # As the first step of any training does: a collective. Only then do both arms hold the same library pages.
     dist.all_reduce(torch.ones(1))
     time.sleep(0.2)
-    _note("worker", {"private_mib": private_mib("self")})
+    _note("worker", {"private_mib": private_mib("self"), "began_s": began_s})
 
 
 class PeakOfChildren(threading.Thread):
@@ -103,15 +107,18 @@ class PeakOfChildren(threading.Thread):
                     continue
 
 
-def one_fit(config: TorchConfig, workers: int, name: str) -> dict[str, float]:
-    """One fit(); returns seconds of on_start, mean private MiB of a worker, and of the whole fit."""
+def one_fit(config: TorchConfig, workers: int, name: str, loop: dict[str, Any] | None = None) -> dict[str, float]:
+    """One fit(): seconds of on_start, of the whole fit, and until train_func began; mean private MiB of a worker.
+
+    `replaced_s` is from the end of the first worker group's start to the beginning of train_func: what fresh workers cost.
+    """
     with tempfile.TemporaryDirectory() as folder:
         notes = Path(folder, "notes")
         notes.mkdir()
         started_s = time.monotonic()
         TorchTrainer(
             train_func,
-            train_loop_config={},
+            train_loop_config=loop or {},
             torch_config=config,
             scaling_config=ScalingConfig(num_workers=workers),
             run_config=RunConfig(name=name, storage_path=folder, worker_runtime_env={"env_vars": {NOTES: str(notes)}}),
@@ -120,8 +127,18 @@ def one_fit(config: TorchConfig, workers: int, name: str) -> dict[str, float]:
         own = json.loads(next(Path(os.environ[NOTES]).glob("on_start-*")).read_text())
         for file in Path(os.environ[NOTES]).glob("on_start-*"):
             file.unlink()
-        held = [json.loads(file.read_text())["private_mib"] for file in notes.glob("worker-*")]
-        return {"on_start_s": own["seconds"], "worker_mib": sum(held) / len(held), "fit_s": seconds}
+        ends = [json.loads(file.read_text())["at_s"] for file in Path(os.environ[NOTES]).glob("ended-*")]
+        for file in Path(os.environ[NOTES]).glob("ended-*"):
+            file.unlink()
+        workers_notes = [json.loads(file.read_text()) for file in notes.glob("worker-*")]
+        began_s = max(note["began_s"] for note in workers_notes)
+        return {
+            "on_start_s": own["seconds"],
+            "worker_mib": sum(note["private_mib"] for note in workers_notes) / len(workers_notes),
+            "fit_s": seconds,
+            "until_training_s": began_s - started_s,
+            "replaced_s": began_s - min(ends) if ends else 0.0,
+        }
 
 
 def healthy(workers: int, rounds: int) -> list[dict[str, Any]]:
@@ -146,13 +163,46 @@ def healthy(workers: int, rounds: int) -> list[dict[str, Any]]:
     rows.append({"case": f"added to on_start, {workers} workers", "unit": "s", **harness.summary(added)})
     for arm in kept:
         held = [result["worker_mib"] for result in kept[arm]]
-        rows.append({"case": f"private memory of a worker in training, {arm}, {workers} workers", "unit": "MiB", **harness.summary(held)})
+        rows.append(
+            {
+                "case": f"private memory of a worker in training, {arm}, {workers} workers",
+                "unit": "MiB",
+                **harness.summary(held),
+            }
+        )
     rows.append(
-        {"case": f"private memory of a probe's child at its peak, {workers} workers", "unit": "MiB", **harness.summary([children.peak_mib])}
+        {
+            "case": f"private memory of a probe's child at its peak, {workers} workers",
+            "unit": "MiB",
+            **harness.summary([children.peak_mib]),
+        }
     )
     fits = [result["fit_s"] for result in kept["plain"]]
     rows.append({"case": f"whole fit(), plain, {workers} workers", "unit": "s", **harness.summary(fits)})
     return rows
+
+
+def replaced(rounds: int) -> list[dict[str, Any]]:
+    """A worker dies while the training group forms: the next attempt's way to train_func beside a plain fit()'s."""
+    from tests.ray.faults import Fault
+
+    def plain() -> float:
+        return one_fit(PlainConfig(backend="gloo"), 2, f"plain-{time.monotonic_ns()}")["until_training_s"]
+
+    def fresh() -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            fault = Fault("worker", "init_process_group", "abort", rank=1, once=f"{folder}/once")
+            name = f"fresh-{time.monotonic_ns()}"
+            return one_fit(GuardedConfig(backend="gloo"), 2, name, loop={"fault": fault})["replaced_s"]
+
+    values = harness.alternate({"plain": plain, "fresh": fresh}, rounds=rounds)
+    times = harness.ratio(values["fresh"], values["plain"])
+    return [
+        {"case": "fit() to train_func, plain, 2 workers", "unit": "s", **harness.summary(values["plain"])},
+        {"case": "verdict to train_func on fresh workers, 2 workers", "unit": "s", **harness.summary(values["fresh"])},
+        {"case": "the latter by the former", "unit": "x", **harness.summary([times] if times else [])} if times else
+        {"case": "the latter by the former: not told from the noise", "unit": "x"},
+    ]  # fmt: skip
 
 
 def verdicts(rounds: int) -> list[dict[str, Any]]:
@@ -202,6 +252,8 @@ def main() -> None:
         try:
             for workers in given.workers:
                 rows += healthy(workers, given.rounds)
+            if given.faults:
+                rows += replaced(min(given.rounds, 5))
         finally:
             ray.shutdown()
         if given.faults:

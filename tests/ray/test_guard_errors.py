@@ -85,7 +85,9 @@ def test_training_goes_on_and_the_report_says_what_broke(fit, stage, options, lo
         assert "Broken" in run.report["guard_error"] and run.report["action"] == "proceed", stage
 
 
-@pytest.mark.parametrize("stage, options", [("verdict", {"rules": BrokenRules(("x",))}), ("decision", {"policy": BrokenInTheDecision()})])
+@pytest.mark.parametrize(
+    "stage, options", [("verdict", {"rules": BrokenRules(("x",))}), ("decision", {"policy": BrokenInTheDecision()})]
+)
 def test_a_bug_after_a_failed_probe_leaves_ray_to_itself(fit, stage, options):
     # NCCL is not there on this machine, so plain TorchConfig fails with torch's words, and so must we.
     run = fit(GuardedTorchConfig(backend="nccl", probe=QUICK, **options))
@@ -96,5 +98,3 @@ def test_a_bug_after_a_failed_probe_leaves_ray_to_itself(fit, stage, options):
 def test_a_policy_may_ask_for_the_error_instead(fit):
     run = fit(config(policy=Policy(on_guard_error="raise")), loop={"broken": BrokenFacts()})
     assert "gethostname" in str(run.error) and run.metrics == []
-
-

@@ -24,7 +24,11 @@ def test_a_restart_after_a_users_failure_stays_on_the_backend_that_was_decided(f
 
     config = GuardedTorchConfig(backend="nccl", probe=QUICK, policy=Policy.fallback())
     run = fit(
-        config, train=train_and_fail_once, workers=1, loop={"once": str(tmp_path / "once")}, failure=FailureConfig(max_failures=2)
+        config,
+        train=train_and_fail_once,
+        workers=1,
+        loop={"once": str(tmp_path / "once")},
+        failure=FailureConfig(max_failures=2),
     )
     trained_on(run, "gloo", workers=1)
     rungs = [(a["group_attempt"], a["backend"]) for a in run.report["attempts"]]

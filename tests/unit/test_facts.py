@@ -8,7 +8,9 @@ from tests.unit.builders import gpu_rank
 
 
 def failures(ranks, **options):
-    return [(f.failure, f.decides, f.culprit_ranks) for f in findings(ranks, **{"backend": "nccl", "asked_gpus": 1, **options})]
+    return [
+        (f.failure, f.decides, f.culprit_ranks) for f in findings(ranks, **{"backend": "nccl", "asked_gpus": 1, **options})
+    ]
 
 
 def test_a_world_with_a_gpu_for_every_rank_has_no_findings():
