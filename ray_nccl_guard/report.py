@@ -110,7 +110,7 @@ class Report:
             "collectives_proved": list(self.collectives_proved),
             "attempts": [a.to_json() for a in self.attempts],
             "ranks": [self._rank(f) for f in self.facts],
-            "timings_s": {k: round(v, 4) for k, v in {**self.timings_s, **self._step_timings()}.items()},
+            "timings_s": {k: round(v, 4) for k, v in {**self.timings_s, **self.stage_s}.items()},
             "notes": list(self.all_notes),
             "verdict_attempt": next((i for i, a in enumerate(self.attempts) if a.verdict is self.verdict), None),
             "context": [excerpt.to_json() for excerpt in self.context],
@@ -160,7 +160,8 @@ class Report:
             ],
         }
 
-    def _step_timings(self) -> dict[str, float]:
+    @property
+    def stage_s(self) -> dict[str, float]:
         """The slowest rank's seconds of each step of the chosen rung: a slow stage that passed is a finding too."""
         results = self.chosen.results if self.chosen else ()
         slowest: dict[str, float] = {}

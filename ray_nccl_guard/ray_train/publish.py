@@ -1,14 +1,14 @@
-"""The report goes out: JSON under the run's storage, the message once through the controller's `ray.train` logger."""
+"""The report goes out: JSON and a page under the run's storage, metrics, and the message once through Ray Train's logger."""
 
 from __future__ import annotations
 
 import json
 import logging
-import threading
 from typing import Any
 
-from ray_nccl_guard import render
+from ray_nccl_guard import html, render
 from ray_nccl_guard.classes import FailureClass
+from ray_nccl_guard.ray_train import metrics, storage
 from ray_nccl_guard.ray_train.run_folder import run_folder
 from ray_nccl_guard.ray_train.workers import Workers
 from ray_nccl_guard.report import Report
@@ -16,45 +16,48 @@ from ray_nccl_guard.report import Report
 log = logging.getLogger("ray.train.nccl_guard")
 
 FOLDER = "nccl_guard"
-# Storage may be a bucket or a network mount; a report that does not get there in time is a warning, not a failed run.
-_WRITE_S = 10.0
 
 
 def write(report: Report, workers: Workers) -> Report:
-    """Write the report's JSON under the run's storage; returns it with its path, or with a note if it could not be written."""
+    """Write the report under the run's storage; returns it with the run's name and its path (empty if not written)."""
     place = run_folder(workers.group)
     if place is None:
         return report
-    filesystem, folder = place[0], f"{place[1]}/{FOLDER}"
-    failure: list[str] = []
-    thread = threading.Thread(
-        target=_write, args=(filesystem, folder, report.to_json(), failure), daemon=True, name="nccl-guard-report"
-    )
-    thread.start()
-    thread.join(_WRITE_S)
+    report = report.with_changes(run_name=place[1].rstrip("/").rpartition("/")[2])
+    folder = f"{place[1]}/{FOLDER}"
+    problem = storage.write(place[0], folder, lambda: _files(report))
     path = f"{folder}/report.json"
-    if thread.is_alive():
-        failure.append(f"the storage did not answer within {_WRITE_S:g} s")
-    if failure:
-        log.warning("nccl_guard: the report could not be written to %s: %s", path, failure[0])
-        return report
+    if problem:
+        log.warning("nccl_guard: the report could not be written to %s: %s", path, problem)
+        return report.with_changes(path="")
     return report.with_changes(path=path)
 
 
-def _write(filesystem: Any, folder: str, report: dict[str, Any], failure: list[str]) -> None:
-    text = json.dumps(report, indent=1).encode()
+def _files(report: Report) -> dict[str, bytes]:
+    # `report.json` is the only JSON directly in the folder: others look for it there.
+    files = {"report.json": json.dumps(report.to_json(), indent=1).encode()}
     try:
-        filesystem.create_dir(folder, recursive=True)
-        with filesystem.open_output_stream(f"{folder}/report.json") as stream:
-            stream.write(text)
-    except Exception as error:  # every filesystem raises its own kind; what is caught is said in the warning
-        failure.append(f"{type(error).__name__}: {error}")
+        files["report.html"] = html.page(report).encode()
+    except html.NoTemplates as error:
+        log.debug("nccl_guard: report.html was not written: %s (%s)", error, "; ".join(error.help))
+    return files
 
 
 def announce(report: Report) -> None:
-    """Print the message once. Only loggers below `ray.train` have a handler in the controller."""
-    text = render.render(report)
-    if report.verdict.failure is FailureClass.OK and report.guard_error is None:
-        log.info("nccl_guard: %s", text)
-    else:
-        log.warning("nccl_guard: %s", text)
+    """Print the message once, and set the metrics. Only loggers below `ray.train` have a handler in the controller."""
+    metrics.record(report)
+    well = report.verdict.failure is FailureClass.OK and report.guard_error is None
+    log.log(logging.INFO if well else logging.WARNING, "nccl_guard: %s", render.render(report), extra=_fields(report))
+
+
+def _fields(report: Report) -> dict[str, Any]:
+    """For whoever searches Ray's structured log: its JSON formatter writes what a record has beyond the standard fields."""
+    return {
+        "nccl_guard_run": report.run_name,
+        "nccl_guard_action": report.decision.action.value,
+        "nccl_guard_failure": report.verdict.failure.value,
+        "nccl_guard_backend": report.decision.backend or "",
+        "nccl_guard_wanted": report.backend_wanted,
+        "nccl_guard_culprit_ranks": list(report.verdict.culprit_ranks),
+        "nccl_guard_report": report.path,
+    }
