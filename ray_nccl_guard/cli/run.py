@@ -23,7 +23,13 @@ CALLBACK = "ray_nccl_guard.ray_train.hook.GuardHook"
 JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 OVERRIDE_VARIABLE = "RAY_OVERRIDE_JOB_RUNTIME_ENV"
 # Settings of the job. Others (RAY_NCCL_GUARD_COMPAT_RECORD) belong to a node, and rule packs travel by value.
-_OF_THE_JOB = ("RAY_NCCL_GUARD", POLICY_VARIABLE, "RAY_NCCL_GUARD_DEADLINE", "RAY_NCCL_GUARD_COLLECTIVES")
+_OF_THE_JOB = (
+    "RAY_NCCL_GUARD",
+    POLICY_VARIABLE,
+    "RAY_NCCL_GUARD_DEADLINE",
+    "RAY_NCCL_GUARD_COLLECTIVES",
+    carried_rules.VARIABLE,
+)
 # One string of an environment may have 128 KiB on Linux (MAX_ARG_STRLEN, execve(2)); the rest of the job needs some of it.
 _MOST_RULES_BYTES = 96 << 10
 
@@ -69,8 +75,8 @@ def prepare(environ: MutableMapping[str, str], *, policy: str | None, deadline: 
         raise UsageError(str(error)) from error
     callbacks = [name.strip() for name in environ.get(CALLBACKS_VARIABLE, "").split(",") if name.strip()]
     environ[CALLBACKS_VARIABLE] = ",".join([*callbacks, *([] if CALLBACK in callbacks else [CALLBACK])])
-    variables = {name: environ[name] for name in (CALLBACKS_VARIABLE, *_OF_THE_JOB) if environ.get(name)}
-    _add_to_job(environ, {**variables, **_rules(environ)})
+    _carry_rules(environ)
+    _add_to_job(environ, {name: environ[name] for name in (CALLBACKS_VARIABLE, *_OF_THE_JOB) if environ.get(name)})
 
 
 def _flags(environ: MutableMapping[str, str], deadline: str | None, collectives: str | None) -> None:
@@ -88,20 +94,20 @@ def _flags(environ: MutableMapping[str, str], deadline: str | None, collectives:
         raise UsageError(str(error)) from error
 
 
-def _rules(environ: MutableMapping[str, str]) -> dict[str, str]:
+def _carry_rules(environ: MutableMapping[str, str]) -> None:
     folders = packs_from_env(environ)
     if not folders:
-        return {}
+        return
     load_rules(*folders)
     value = carried_rules.pack(folders)
-    if len(value) > _MOST_RULES_BYTES:
-        print(
-            f"ray-nccl-guard run: the rule packs take {len(value) >> 10} KiB, more than an environment can carry: trainers "
-            "inside Ray tasks go without them",
-            file=sys.stderr,
-        )
-        return {}
-    return {carried_rules.VARIABLE: value}
+    if len(value) <= _MOST_RULES_BYTES:
+        environ[carried_rules.VARIABLE] = value
+        return
+    print(
+        f"ray-nccl-guard run: the rule packs take {len(value) >> 10} KiB, more than an environment can carry: trainers inside "
+        "Ray tasks go without them",
+        file=sys.stderr,
+    )
 
 
 def _add_to_job(environ: MutableMapping[str, str], variables: dict[str, str]) -> None:
