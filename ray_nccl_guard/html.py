@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -51,31 +52,37 @@ def page(report: Report, flight: FlightVerdict | None = None) -> str:
     Raises:
         NoTemplates: jinja2 is not installed.
     """
+    return str(
+        _template().render(
+            report=report,
+            level=_level(report),
+            sentence=_sentence(report),
+            decision=_decision(report),
+            grids=[_grid(report, attempt) for attempt in _shown(report)],
+            ladder=[_rung(report, number, attempt) for number, attempt in enumerate(report.attempts, 1)],
+            legend=[(o.value, _LETTERS[o], _WORDS[o]) for o in Outcome],
+            timings=_timings(report),
+            timings_of=_timed(report).rung.name if report.attempts else "",
+            notes=(*report.decision.notes, *report.notes),
+            matrices=[(a.rung.name, a.matrix) for a in report.attempts if a.matrix],
+            candidates=[(c, CLASSES[c.failure].summary) for c in report.verdict.candidates],
+            facts=_facts(report),
+            ranks_text=ranks_text,
+            ok=report.verdict.failure is FailureClass.OK,
+            codes=_codes(report),
+            flight=fragment(flight) if flight else "",
+        )
+    )
+
+
+@functools.cache
+def _template() -> Any:
     try:
         import jinja2
     except ImportError:
         raise NoTemplates("the page needs jinja2", help=("pip install 'ray-nccl-guard[html]'",)) from None
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
-    return template.render(
-        report=report,
-        level=_level(report),
-        sentence=_sentence(report),
-        decision=_decision(report),
-        grids=[_grid(report, attempt) for attempt in _shown(report)],
-        ladder=[_rung(report, number, attempt) for number, attempt in enumerate(report.attempts, 1)],
-        legend=[(o.value, _LETTERS[o], _WORDS[o]) for o in Outcome],
-        timings=_timings(report),
-        timings_of=_timed(report).rung.name if report.attempts else "",
-        notes=(*report.decision.notes, *report.notes),
-        matrices=[(a.rung.name, a.matrix) for a in report.attempts if a.matrix],
-        candidates=[(c, CLASSES[c.failure].summary) for c in report.verdict.candidates],
-        facts=_facts(report),
-        ranks_text=ranks_text,
-        ok=report.verdict.failure is FailureClass.OK,
-        codes=_codes(report),
-        flight=fragment(flight) if flight else "",
-    )
+    return environment.from_string(resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
 
 
 def _level(report: Report) -> str:

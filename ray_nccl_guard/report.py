@@ -15,7 +15,7 @@ from ray_nccl_guard.facts import RankFacts
 from ray_nccl_guard.ladder import Decision
 from ray_nccl_guard.locate.result import Located
 from ray_nccl_guard.policy import Policy
-from ray_nccl_guard.probe.spec import Outcome, Step
+from ray_nccl_guard.probe.spec import Outcome, ProbeResult, Step
 from ray_nccl_guard.verdict import Certainty, Verdict
 
 # Raised when a key is added; keys are never renamed or taken away.
@@ -109,7 +109,7 @@ class Report:
             "guard_error": self.guard_error,
             "collectives_proved": list(self.collectives_proved),
             "attempts": [a.to_json() for a in self.attempts],
-            "ranks": [self._rank(f) for f in self.facts],
+            "ranks": self._ranks(),
             "timings_s": {k: round(v, 4) for k, v in {**self.timings_s, **self.stage_s}.items()},
             "notes": list(self.all_notes),
             "verdict_attempt": next((i for i, a in enumerate(self.attempts) if a.verdict is self.verdict), None),
@@ -128,37 +128,10 @@ class Report:
             ],
         }
 
-    def _rank(self, facts: RankFacts) -> dict[str, Any]:
-        chosen = facts.addresses
-        last = {r.rank: r for a in self.attempts for r in a.results}.get(facts.rank)
-        failed = next((r for r in (self.failed.results if self.failed else ()) if r.rank == facts.rank), None)
-        return {
-            "rank": facts.rank,
-            "host": facts.host,
-            "node": facts.node,
-            "address": facts.address,
-            "local_rank": facts.local_rank,
-            "device": last.device if last else None,
-            "gpu_ids": list(facts.gpu_ids),
-            "gpu": None if facts.gpu is None else asdict(facts.gpu),
-            "driver_version": facts.driver_version,
-            "torch_version": facts.torch_version,
-            "python_version": facts.python_version,
-            "interface": None if chosen is None else {"nccl": chosen.nccl.interface, "gloo": chosen.gloo.interface},
-            "limits": dict(facts.limits),
-            "libnccl": dict(facts.libnccl),
-            "settings": dict(facts.settings),
-            "not_run": dict(facts.not_run),
-            "shm_total_bytes": facts.shm_total_bytes,
-            "shm_free_bytes": facts.shm_free_bytes,
-            "free_before_bytes": last.free_before_bytes if last else None,
-            "free_after_bytes": last.free_after_bytes if last else None,
-            "outcome": failed.outcome.value if failed else None,
-            "steps": [
-                {"step": s.step.value, "outcome": s.outcome.value, "seconds": round(s.seconds, 4), "detail": s.detail}
-                for s in (failed.steps if failed else ())
-            ],
-        }
+    def _ranks(self) -> list[dict[str, Any]]:
+        last = {r.rank: r for a in self.attempts for r in a.results}
+        failed = {r.rank: r for r in (self.failed.results if self.failed else ())}
+        return [_rank(fact, last.get(fact.rank), failed.get(fact.rank)) for fact in self.facts]
 
     @property
     def stage_s(self) -> dict[str, float]:
@@ -169,6 +142,37 @@ class Report:
             for record in result.steps:
                 slowest[record.step.value] = max(slowest.get(record.step.value, 0.0), record.seconds)
         return slowest
+
+
+def _rank(facts: RankFacts, last: ProbeResult | None, failed: ProbeResult | None) -> dict[str, Any]:
+    chosen = facts.addresses
+    return {
+        "rank": facts.rank,
+        "host": facts.host,
+        "node": facts.node,
+        "address": facts.address,
+        "local_rank": facts.local_rank,
+        "device": last.device if last else None,
+        "gpu_ids": list(facts.gpu_ids),
+        "gpu": None if facts.gpu is None else asdict(facts.gpu),
+        "driver_version": facts.driver_version,
+        "torch_version": facts.torch_version,
+        "python_version": facts.python_version,
+        "interface": None if chosen is None else {"nccl": chosen.nccl.interface, "gloo": chosen.gloo.interface},
+        "limits": dict(facts.limits),
+        "libnccl": dict(facts.libnccl),
+        "settings": dict(facts.settings),
+        "not_run": dict(facts.not_run),
+        "shm_total_bytes": facts.shm_total_bytes,
+        "shm_free_bytes": facts.shm_free_bytes,
+        "free_before_bytes": last.free_before_bytes if last else None,
+        "free_after_bytes": last.free_after_bytes if last else None,
+        "outcome": failed.outcome.value if failed else None,
+        "steps": [
+            {"step": s.step.value, "outcome": s.outcome.value, "seconds": round(s.seconds, 4), "detail": s.detail}
+            for s in (failed.steps if failed else ())
+        ],
+    }
 
 
 def ranks_text(ranks: tuple[int, ...] | list[int]) -> str:
