@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--address", metavar="A", help="over a Ray cluster: auto, or HOST:PORT of its head")
     add("--num-workers", type=_ranks, metavar="N", help="--address: the ranks")
     add("--gpus-per-worker", type=_gpus, metavar="G", help="--address: GPUs of each (default 1; 0 for CPUs and gloo)")
-    add("--sweep", action="store_true", help="worlds of 1, 2, 4 .. N as well, with all_reduce up to 256 MiB on NCCL")
+    add("--sweep", action="store_true", help="worlds of 1, 2, 4 .. N as well, with all_reduce up to 64 MiB on NCCL")
     add(
         "--locate", action="store_true", help="after a failure find the rank, node, link or size, also where ranks are named"
     )

@@ -152,13 +152,10 @@ class Prover:
         )
 
     def _patience_s(self, answer: Answer) -> float | None:
-        if answer.died is not None:
-            return launch.GRACE_S + _SILENCE_S
         result = answer.value
         if isinstance(result, ProbeResult) and result.outcome is Outcome.OK:
             return self.spec.teardown_s + launch.GRACE_S
-        timed_out = isinstance(result, ProbeResult) and result.outcome is Outcome.TIMED_OUT
-        return _SILENCE_S if timed_out else launch.GRACE_S + _SILENCE_S
+        return launch.GRACE_S + _SILENCE_S
 
     def settle(self, results: list[ProbeResult]) -> list[ProbeResult]:
         """Give children that failed the time to be reaped and their GPU memory the time to come back."""

@@ -18,8 +18,11 @@ _FIRST_INIT_S = 15.0
 # Later rounds wait five times as long as the slowest world that has formed, and this at least: two busy cores need it.
 _LEAST_INIT_S = 5.0
 _TIMES = 5
-# A sweep shows where latency ends and bandwidth begins: one message, one DDP bucket, and what fills a link.
-SWEEP_SIZES = (4, 64 << 10, MIB, 32 * MIB, 256 * MIB)
+# A sweep shows where latency ends and bandwidth begins. Above 64 MiB it is the CPU's check of the numbers that takes long:
+# 256 MiB did not end within 10 s on one core.
+SWEEP_SIZES = (4, 64 << 10, MIB, 16 * MIB, 64 * MIB)
+_SWEEP_S = 60.0
+_FAILURES = 2  # worlds that fail one after another; larger ones would only fail as well, each for its whole deadline
 
 
 class Worlds:
@@ -110,16 +113,20 @@ class SweepLine:
 
 
 def sweep(prover: Prover, rung: Rung) -> tuple[SweepLine, ...]:
-    """Worlds of 1, 2, 4 .. all ranks, one after another, each with the sizes of `SWEEP_SIZES`; a loss of a worker ends it."""
+    """Worlds of 1, 2, 4 .. all ranks, one after another, each with the sizes of `SWEEP_SIZES`.
+
+    It ends early after two failures in a row, and where a worker is lost.
+    """
     everyone = [fact.rank for fact in prover.facts]
-    spec = replace(prover.spec, sizes_bytes=SWEEP_SIZES)
+    spec = replace(prover.spec, sizes_bytes=SWEEP_SIZES, collective_s=max(_SWEEP_S, prover.spec.collective_s))
     lines: list[SweepLine] = []
     size = 1
     while not lines or lines[-1].world_size < len(everyone):
         group = tuple(everyone[: min(size, len(everyone))])
         prover.say(f"{rung.name}: a world of {len(group)}")
         lines.append(_line(Worlds(prover, rung).run([group], spec)[0]))
-        if lines[-1].trial is Trial.NOT_RUN:
+        failed = [line.trial is Trial.FAILED for line in lines[-_FAILURES:]]
+        if lines[-1].trial is Trial.NOT_RUN or failed == [True] * _FAILURES:
             break
         size *= 2
     return tuple(lines)
