@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 import urllib.request
 import venv
@@ -48,9 +50,10 @@ def started(folder: Path, *, python: str, with_package: bool, cpus: int = 4) -> 
     """`ray start --head` in the foreground with a dashboard, in a session of its own that the end kills."""
     port, dashboard = _free_port(), _free_port()
     log = open(folder / "head.log", "w")  # noqa: SIM115 - closed below
+    sockets = tempfile.mkdtemp(prefix="r")  # pytest's folders are longer than the 107 bytes of a socket's path
     head = subprocess.Popen(
         [python, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}", f"--num-cpus={cpus}",
-         f"--dashboard-port={dashboard}", f"--temp-dir={folder / 'ray'}"],
+         f"--dashboard-port={dashboard}", f"--temp-dir={sockets}"],
         env=environment(**({"PYTHONPATH": str(ROOT)} if with_package else {})),
         stdout=log, stderr=log, start_new_session=True, cwd="/",
     )  # fmt: skip
@@ -58,13 +61,15 @@ def started(folder: Path, *, python: str, with_package: bool, cpus: int = 4) -> 
         _wait_for(f"http://127.0.0.1:{dashboard}/api/version", head, folder / "head.log")
         yield Cluster(address=f"127.0.0.1:{port}", dashboard=f"http://127.0.0.1:{dashboard}", python=python)
     finally:
-        os.killpg(head.pid, signal.SIGTERM)
+        if head.poll() is None:
+            os.killpg(head.pid, signal.SIGTERM)
         try:
             head.wait(8)
         except subprocess.TimeoutExpired:
             os.killpg(head.pid, signal.SIGKILL)
             head.wait(10)
         log.close()
+        shutil.rmtree(sockets, ignore_errors=True)  # its last processes may still be writing
 
 
 def _wait_for(url: str, head: subprocess.Popen[bytes], log: Path) -> None:

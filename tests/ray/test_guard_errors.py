@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from ray_nccl_guard import GuardedTorchConfig, Policy, ProbeSpec
+from ray_nccl_guard.rulebook import shipped_rules
 from tests.ray.test_fit import QUICK, trained_on
 
 
@@ -34,11 +35,15 @@ class BrokenInTheDecision(Policy):
         raise Broken("action_for")
 
 
-class BrokenRules(tuple):
-    """A rule book that breaks when it is read."""
+class BrokenPattern:
+    """A rule's pattern that breaks when it is read."""
 
-    def __iter__(self):
+    @property
+    def literals(self):
         raise Broken("rules")
+
+
+BROKEN_RULE = dataclasses.replace(shipped_rules()[0], id="broken", patterns=(BrokenPattern(),))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,7 +91,7 @@ def test_training_goes_on_and_the_report_says_what_broke(fit, stage, options, lo
 
 
 @pytest.mark.parametrize(
-    "stage, options", [("verdict", {"rules": BrokenRules(("x",))}), ("decision", {"policy": BrokenInTheDecision()})]
+    "stage, options", [("verdict", {"rules": [BROKEN_RULE]}), ("decision", {"policy": BrokenInTheDecision()})]
 )
 def test_a_bug_after_a_failed_probe_leaves_ray_to_itself(fit, stage, options):
     # NCCL is not there on this machine, so plain TorchConfig fails with torch's words, and so must we.
