@@ -90,8 +90,10 @@ class _Joining:
                 self.steps.append(StepRecord(step=step, outcome=Outcome.OK, seconds=time.monotonic() - started_s))
                 self.finished[step].set()
         except Exception as error:  # the outermost frame of this thread: what is caught is the answer
+            from ray_nccl_guard.probe.child import told
+
             self.trace = traceback.format_exc()
-            self.error = f"{type(error).__name__}: {error}"[:8192]
+            self.error = told(error)
             for event in self.finished.values():
                 event.set()
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from ray_nccl_guard.classes import CLASSES, FailureClass
 from ray_nccl_guard.policy import Action, Policy
+from ray_nccl_guard.probe.spec import Step
 from ray_nccl_guard.verdict import Verdict
 
 GLOO = "gloo"
@@ -24,6 +25,7 @@ _MAY_BE_BACKEND = frozenset(
         FailureClass.UNKNOWN,
     }
 )
+_BEFORE_NCCL = (Step.STORE, Step.PEERS, Step.IMPORT, Step.DEVICE)
 _RELIEF_TRIES = 2  # DESIGN D6: at most two, then the next rung
 
 
@@ -186,6 +188,8 @@ class Ladder:
             and not self.policy.whatever_class
         ):
             return self.refuse("two ranks share a GPU although whole GPUs were asked for; gloo would hide that")
+        if verdict.step in _BEFORE_NCCL:
+            return self._gloo(primary)  # no setting of NCCL and no other backend of it changes what failed without NCCL
         return self._relief(verdict) or self._legacy(primary) or self._gloo(primary)
 
     def _relief(self, verdict: Verdict) -> Rung | None:

@@ -8,6 +8,7 @@ from ray_nccl_guard.classes import FailureClass
 from ray_nccl_guard.diagnosis.weigh import Reason, Sighting
 from ray_nccl_guard.evidence import Evidence, Origin, RankEvidence
 from ray_nccl_guard.probe.spec import Outcome, Step
+from ray_nccl_guard.rulebook import RuleRole
 
 _F = FailureClass
 # A child's heartbeat beats five times a second (probe/journal.py). A rank silent for this long while the liveliest one was silent for less
@@ -21,7 +22,9 @@ def read_outcomes(evidence: Evidence, sightings: Sequence[Sighting]) -> list[Rea
     if evidence.origin is Origin.LOG:
         return []
     reasons: list[Reason] = []
-    died = evidence.with_outcome(Outcome.DIED)
+    # A process that torch aborts because it heard of a lost peer has died of that peer, not of itself.
+    echo = {s.rank for s in sightings if s.rule.role is RuleRole.CASCADE}
+    died = [r for r in evidence.with_outcome(Outcome.DIED) if r.rank not in echo]
     if died:
         reasons += _died(died)
     late = evidence.with_outcome(Outcome.TIMED_OUT)

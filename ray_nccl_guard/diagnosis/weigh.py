@@ -92,16 +92,24 @@ class Weighed:
 
 
 def active(sightings: Iterable[Sighting]) -> list[Sighting]:
-    """The sightings whose rule is not void: what it requires was seen, what voids it was not."""
+    """The sightings whose rule is not void: what it requires was seen, and nothing that voids it stands.
+
+    A rule that is void itself voids nobody. Two rules that void each other are both void.
+    """
     seen = list(sightings)
     ids = {s.rule.id for s in seen}
-    return [s for s in seen if _holds(s.rule, ids)]
+    rules = {s.rule.id: s.rule for s in seen if not s.rule.requires or not ids.isdisjoint(s.rule.requires)}
+    standing = _standing(rules, set(rules))
+    while True:
+        following = _standing(rules, _standing(rules, standing))
+        if following == standing:
+            return [s for s in seen if s.rule.id in standing]
+        standing = following
 
 
-def _holds(rule: Rule, ids: Collection[str]) -> bool:
-    if rule.requires and not any(other in ids for other in rule.requires):
-        return False
-    return not any(other in ids for other in rule.unless)
+def _standing(rules: Mapping[str, Rule], voiding: Collection[str]) -> set[str]:
+    """The rules that none of `voiding` voids."""
+    return {name for name, rule in rules.items() if not any(other in voiding for other in rule.unless)}
 
 
 def weigh(

@@ -42,12 +42,21 @@ def run(task: RankTask, start: Start, journal: Journal, pulse_fd: int) -> NoRetu
         code = EXIT_SPAWN_ME
     except BaseException as error:  # the outermost frame of a process that ends here: what is caught becomes evidence
         _print_failure(error)
-        journal.write(step.value, "failed", f"{type(error).__name__}: {error}"[:8192])
+        journal.write(step.value, "failed", told(error))
     finally:
         # Never return into the worker's stack, and run no exit handler: this may be a fork of a Ray worker.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def told(error: BaseException) -> str:
+    """An exception as the evidence quotes it."""
+    text = f"{type(error).__name__}: {error}"
+    if type(error).__name__ == "OutOfMemoryError":
+        # In a job's log this class of torch's speaks of the model; here there is none.
+        text = f"the probe could not get a few MiB of GPU memory: {text}"
+    return text[:8192]
 
 
 def _print_failure(error: BaseException) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import pickle
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -92,6 +93,8 @@ def price(me: Member, size_bytes: int, seconds: float) -> Iterator[tuple[int, fl
     Args:
         size_bytes, seconds: the largest all_reduce so far: sizes that would take more than about a second are left out.
     """
+    if size_bytes < PRICE_SIZES[-1]:  # a few bytes tell the latency only
+        size_bytes, seconds = PRICE_SIZES[-1], all_reduce(me, PRICE_SIZES[-1])
     mean = me.tensor(torch.tensor([seconds], dtype=torch.float64))
     dist.all_reduce(mean)  # the ranks must leave out the same ones
     per_byte_s = float(mean.cpu()[0]) / me.world_size / size_bytes
@@ -183,7 +186,11 @@ def _barrier(me: Member) -> None:
 
 def _object_gather(me: Member) -> None:
     out: list[Any] = [None] * me.world_size
-    dist.all_gather_object(out, ("rank", me.rank))
+    try:
+        dist.all_gather_object(out, ("rank", me.rank))
+    except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, ValueError) as error:
+        # What pickle documents for bytes that nobody has pickled: they came back other than they went out.
+        raise WrongResult(f"wrong result: object_gather returned bytes that are no pickle ({error})") from error
     if out != [("rank", rank) for rank in range(me.world_size)]:
         raise WrongResult(f"wrong result: object_gather returned {out!r}")
 

@@ -191,9 +191,12 @@ class _Watch:
         code, signal = _exit_of(child)
         if outcome is None:
             outcome = Outcome.OK if code == EXIT_OK else Outcome.DIED if signal is not None else Outcome.FAILED
-        elif outcome is Outcome.TIMED_OUT and step is Step.TEARDOWN:
-            # Everything the job needs has been proved; a slow farewell of a disposable child refuses nobody.
-            self.record.note(reason)
+        if outcome in (Outcome.TIMED_OUT, Outcome.DIED, Outcome.FAILED) and step is Step.TEARDOWN:
+            # Everything the job needs has been proved; how a disposable child takes its leave refuses nobody.
+            self.record.note(
+                f"its farewell ended {outcome.value}: {self.record.error or reason or f'signal {signal}'}"[:500]
+            )
+            self.record.error = ""
             outcome = Outcome.OK
         return self.record.end(
             outcome,
