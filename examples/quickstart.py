@@ -7,6 +7,8 @@ and the model trains. Run it with `make quickstart`, or: python examples/quickst
 from __future__ import annotations
 
 import argparse
+import logging
+import os
 import tempfile
 
 import ray
@@ -38,7 +40,8 @@ def train_func(config: dict[str, int]) -> None:
         loss.backward()
         optimizer.step()
         if dist.get_rank() == 0 and step % 20 == 0:
-            print(f"step {step:3d}  loss {loss.item():.4f}  on {dist.get_backend()}")
+            # A worker's print() is shown twice by Ray Train V2; its log lines once.
+            logging.info("step %3d  loss %.4f  on %s", step, loss.item(), dist.get_backend())
     report = current_report() or {}
     metrics = {"loss": round(loss.item(), 4), "backend": dist.get_backend(), "proved": report.get("collectives_proved")}
     with tempfile.TemporaryDirectory() as folder:
@@ -76,8 +79,6 @@ def main() -> None:
 
 def _cluster() -> bool:
     """Whether a running cluster is there to connect to; its size is its own."""
-    import os
-
     return bool(os.environ.get("RAY_ADDRESS"))
 
 
