@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -73,6 +74,7 @@ class Rule:
         gloo: overrides the class's `gloo_can_help`; None leaves it.
         alarms: boilerplate that at least says that something failed, so that hints may speak.
         progress: how far into making a communicator a rank is that printed this, 0 if it does not say.
+        informs: a cause that NCCL prints as mere information (`NCCL INFO`), which is otherwise no cause.
         relief: the smallest setting known to sidestep the failure.
     """
 
@@ -92,6 +94,7 @@ class Rule:
     gloo: bool | None = None
     progress: int = 0
     alarms: bool = False
+    informs: bool = False
     caution: str = ""
     help: tuple[str, ...] = ()
     next: str = ""
@@ -105,8 +108,14 @@ class Rule:
         path = self.source.with_suffix(".log") if self.source else None
         return path.read_text(encoding="utf-8") if path and path.is_file() else ""
 
+    def search(self, line: str) -> re.Match[str] | None:
+        """The first pattern's match. NCCL's informational lines name no cause: what it could not find there, it did without."""
+        if self.role is RuleRole.CAUSE and not self.informs and "NCCL INFO" in line and "NCCL WARN" not in line:
+            return None
+        return next(filter(None, (pattern.search(line) for pattern in self.patterns)), None)
+
     def matches(self, line: str) -> bool:
-        return any(pattern.search(line) for pattern in self.patterns)
+        return self.search(line) is not None
 
 
 _DEFAULT_WEIGHT = {
@@ -114,7 +123,7 @@ _DEFAULT_WEIGHT = {
 }  # fmt: skip
 _KEYS = {
     "failure", "role", "weight", "certainty", "summary", "patterns", "near_misses", "also", "requires", "unless", "shares",
-    "blames", "gloo", "progress", "alarms", "caution", "help", "next", "relief", "references",
+    "blames", "gloo", "progress", "alarms", "informs", "caution", "help", "next", "relief", "references",
 }  # fmt: skip
 
 
@@ -193,6 +202,7 @@ def _rule(path: Path, data: Mapping[str, Any]) -> Rule:
         gloo=data.get("gloo"),
         progress=int(data.get("progress", 0)),
         alarms=bool(data.get("alarms", False)),
+        informs=bool(data.get("informs", False)),
         caution=str(data.get("caution", "")),
         help=_strings(data, "help"),
         next=str(data.get("next", "")),

@@ -98,12 +98,9 @@ class Scanner:
         found = []
         for index in wanted:
             rule = self.rules[index]
-            for pattern in rule.patterns:
-                match = pattern.search(line)
-                if match:
-                    fields = {key: value for key, value in match.groupdict().items() if value is not None}
-                    found.append(Hit(rule, fields))
-                    break
+            match = rule.search(line)
+            if match:
+                found.append(Hit(rule, {key: value for key, value in match.groupdict().items() if value is not None}))
         return tuple(found)
 
 
