@@ -56,7 +56,7 @@ def from_json(data: Any, *, source: str = "the report") -> Report:
 
 
 def _report(data: Mapping[str, Any]) -> Report:
-    verdict = _verdict(data["verdict"])
+    verdict = _verdict(data["verdict"], {rank["rank"]: rank["host"] for rank in data["ranks"]})
     about = data.get("verdict_attempt")
     report = Report(
         world_size=data["world_size"],
@@ -76,12 +76,13 @@ def _report(data: Mapping[str, Any]) -> Report:
         guard_error=data["guard_error"],
         timings_s=dict(data["timings_s"]),
         run_name=data.get("run_name", ""),
+        flight=data.get("flight"),
     )
     known = report.all_notes  # the differences are found again from the facts
     return report.with_changes(notes=tuple(note for note in data["notes"] if note not in known))
 
 
-def _verdict(data: Mapping[str, Any]) -> Verdict:
+def _verdict(data: Mapping[str, Any], hosts: Mapping[int, str]) -> Verdict:
     return Verdict(
         failure=FailureClass(data["failure"]),
         summary=data.get("summary", ""),
@@ -103,6 +104,7 @@ def _verdict(data: Mapping[str, Any]) -> Verdict:
         step=_step(data.get("step")),
         next=data["next"],
         caution=data.get("caution", ""),
+        hosts=hosts if data.get("culprit_hosts") else {},
     )
 
 

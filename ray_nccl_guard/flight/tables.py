@@ -94,13 +94,17 @@ def _call_of(alignment: Alignment, rank: int, key: GroupKey, seq: int | None) ->
 
 
 def user_frames(frames: Iterable[Frame]) -> list[Frame]:
-    """The frames of the program itself: torch's own say only that a collective was called."""
-    own = [frame for frame in frames if "/torch/" not in frame.file and not _is_torch(frame)]
+    """The frames of the program itself: torch's own say only that a collective was called, Ray's that it runs the program."""
+    own = [frame for frame in frames if "/torch/" not in frame.file and not _is_torch(frame) and not _is_below(frame)]
     return own or list(frames)
 
 
 def _is_torch(frame: Frame) -> bool:
     return frame.file.endswith(("distributed_c10d.py", "c10d_logger.py"))
+
+
+def _is_below(frame: Frame) -> bool:
+    return "/site-packages/ray/" in frame.file or frame.file.endswith("/threading.py")
 
 
 def versions(dumps: Dumps) -> tuple[str, ...]:

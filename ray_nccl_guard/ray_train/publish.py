@@ -8,6 +8,7 @@ from typing import Any
 
 from ray_nccl_guard import html, render
 from ray_nccl_guard.classes import FailureClass
+from ray_nccl_guard.flight import FlightVerdict
 from ray_nccl_guard.ray_train import metrics, storage
 from ray_nccl_guard.ray_train.run_folder import run_folder
 from ray_nccl_guard.ray_train.workers import Workers
@@ -18,14 +19,14 @@ log = logging.getLogger("ray.train.nccl_guard")
 FOLDER = "nccl_guard"
 
 
-def write(report: Report, workers: Workers) -> Report:
+def write(report: Report, workers: Workers, flight: FlightVerdict | None = None) -> Report:
     """Write the report under the run's storage; returns it with the run's name and its path (empty if not written)."""
     place = run_folder(workers.group)
     if place is None:
         return report
     report = report.with_changes(run_name=place[1].rstrip("/").rpartition("/")[2])
     folder = f"{place[1]}/{FOLDER}"
-    problem = storage.write(place[0], folder, lambda: _files(report))
+    problem = storage.write(place[0], folder, lambda: _files(report, flight))
     path = f"{folder}/report.json"
     if problem:
         log.warning("nccl_guard: the report could not be written to %s: %s", path, problem)
@@ -33,11 +34,11 @@ def write(report: Report, workers: Workers) -> Report:
     return report.with_changes(path=path)
 
 
-def _files(report: Report) -> dict[str, bytes]:
+def _files(report: Report, flight: FlightVerdict | None) -> dict[str, bytes]:
     # `report.json` is the only JSON directly in the folder: others look for it there.
     files = {"report.json": json.dumps(report.to_json(), indent=1).encode()}
     try:
-        files["report.html"] = html.page(report).encode()
+        files["report.html"] = html.page(report, flight).encode()
     except html.NoTemplates as error:
         log.debug("nccl_guard: report.html was not written: %s (%s)", error, "; ".join(error.help))
     return files

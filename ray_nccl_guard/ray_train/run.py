@@ -19,6 +19,7 @@ from ray_nccl_guard.ray_train import later_groups, on_worker, publish
 from ray_nccl_guard.ray_train.errors import GuardRestart, NcclInitRefused
 from ray_nccl_guard.ray_train.group import TrainingGroup
 from ray_nccl_guard.ray_train.placement import Placement
+from ray_nccl_guard.ray_train.flight_collect import FlightWatch
 from ray_nccl_guard.ray_train.run_state import RunState
 from ray_nccl_guard.ray_train.settings import Mode
 from ray_nccl_guard.ray_train.workers import Workers, values
@@ -62,10 +63,15 @@ class GuardedStart:
         if report.decision.action is Action.REFUSE:
             self._refuse(report)
         publish.announce(report)
-        self.workers.ask(on_worker.set_report, [(report.to_json(),)] * self.world_size, deadline_s=_REPORT_S)
+        # Once into the object store, not once for each worker: at 4,096 ranks it is 8 MB (benchmarks/publish.py).
+        shared = ray.put(report.to_json())
+        self.workers.ask(on_worker.set_report, [(shared,)] * self.world_size, deadline_s=_REPORT_S)
+        watch = FlightWatch(self.workers, self.facts, report, self.run_state.starts)
+        watch.arm(change_settings=not self.policy.report_only)
         if self.policy.report_only:
             return False
-        self._train_on(report, preflight)
+        self._train_on(report, preflight, watch)
+            self.run_state.flight = watch
         return True
 
     def _facts(self) -> tuple[facts.RankFacts, ...]:
@@ -151,7 +157,7 @@ class GuardedStart:
         self.run_state.decision = report.decision
         return publish.write(report, self.workers)
 
-    def _train_on(self, report: Report, preflight: Preflight) -> None:
+    def _train_on(self, report: Report, preflight: Preflight, watch: FlightWatch) -> None:
         decision = report.decision
         assert decision.backend is not None
         spec = self.settings.probe or ProbeSpec()
@@ -164,7 +170,10 @@ class GuardedStart:
             later_groups.watch_workers(self.workers, self.facts, report)
             return
         rung = Rung(backend=decision.backend, env=decision.relief, why="the training group itself")
+            watch.go_live()
+            self.run_state.flight = watch
         verdict = preflight.judge(rung, results, Origin.TRAINING_GROUP, time.monotonic() - started_s)
+        watch.clean_up(within_s=1.0)  # what is spent may not answer
         following = preflight.ladder.after_failure(verdict)
         self.run_state.decision = None
         lost = [r for r in results if r.error.startswith("preempted")]

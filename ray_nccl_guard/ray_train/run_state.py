@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ray_nccl_guard.ladder import Decision, Ladder
+from ray_nccl_guard.ray_train.flight_collect import FlightWatch
 from ray_nccl_guard.ray_train.settings import GuardSettings, Mode
 from ray_nccl_guard.report import Attempt
 
@@ -18,6 +19,7 @@ class RunState:
         identity: nodes, GPUs and settings that the last check was made on; None before the first.
         decision: what that check decided.
         ended_well: the last worker group ended without an error of a worker.
+        flight: watches the worker group that trains now; None before, and after it has ended.
         failures: consecutive starts that ended before `train_func`.
     """
 
@@ -28,6 +30,7 @@ class RunState:
     identity: Any = None
     decision: Decision | None = None
     ended_well: bool = False
+    flight: FlightWatch | None = None
     failures: int = 0
     starts: int = 0
     attempts: list[Attempt] = field(default_factory=list)
@@ -37,3 +40,6 @@ class RunState:
         """Remember whether the group that ends now had an error. Not known counts as an error: the check is made again."""
         status = worker_group.get_latest_poll_status() if hasattr(worker_group, "get_latest_poll_status") else None
         self.ended_well = status is not None and not status.errors
+        watch, self.flight = self.flight, None
+        if watch is not None:
+            watch.end(status)

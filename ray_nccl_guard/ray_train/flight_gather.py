@@ -1,0 +1,73 @@
+"""Asks every rank of a worker group for its recorder and its stacks, and the nodes of those that do not answer for their files."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from ray_nccl_guard.ray_train import flight_pull
+from ray_nccl_guard.ray_train.flight_pull import Gathered, Pulled
+from ray_nccl_guard.ray_train.recorder import Armed
+from ray_nccl_guard.ray_train.workers import Answer, Workers
+
+# The first dump of a process costs 1.3 CPU seconds of imports (torch 2.15, measured), and the workers of a node share its
+# cores: 15 s is what eight ranks on one busy core need. The first answer tells that the others are not far.
+_PULL_S = 30.0
+_PATIENCE_S = 15.0
+# A task needs a worker process first, which Ray starts in seconds; py-spy has ten of its own.
+_NODE_S = 30.0
+
+
+def gather(workers: Workers, armed: Sequence[Armed]) -> Gathered:
+    """Ask all, wait at most `_PULL_S`, then ask the nodes of those without an answer, at most `_NODE_S`."""
+    started_s = time.monotonic()
+    answers = workers.ask(flight_pull.pull, deadline_s=_PULL_S, patience_s=_patience_s)
+    answered = {a.rank: a.value for a in answers if a.ok}
+    notes = [f"rank {a.rank} could not be asked: {a.raised!r}" for a in answers if a.raised is not None]
+    without = [a for a in answers if not a.ok]
+    left = _ask_nodes(without, armed, notes) if without else {}
+    return Gathered(
+        answered=answered,
+        left=left,
+        died={a.rank: _first_line(a.died) for a in answers if a.died is not None},
+        silent=tuple(a.rank for a in answers if a.silent),
+        notes=tuple(notes),
+        seconds=time.monotonic() - started_s,
+    )
+
+
+def _patience_s(answer: Answer) -> float | None:
+    return _PATIENCE_S if answer.ok else None
+
+
+def _ask_nodes(without: Sequence[Answer], armed: Sequence[Armed], notes: list[str]) -> dict[int, Pulled]:
+    alive = {a.rank for a in without if a.died is None}
+    by_node: dict[str, list[Armed]] = {}
+    for worker in armed:
+        if worker.rank in {a.rank for a in without}:
+            by_node.setdefault(worker.node, []).append(worker)
+    refs = {}
+    for node, ranks in by_node.items():
+        pinned = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
+        task: Any = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=pinned)(flight_pull.left_on_node)
+        refs[task.remote(ranks, [r.rank for r in ranks if r.rank in alive])] = node
+    done, late = ray.wait(list(refs), num_returns=len(refs), timeout=_NODE_S)
+    found: dict[int, Pulled] = {}
+    for ref in done:
+        try:
+            found.update(ray.get(ref, timeout=10))
+        except RayError as error:  # the node went with its worker, or the task failed there
+            notes.append(f"node {refs[ref][:12]} gave no files: {_first_line(error)}")
+    for ref in late:
+        ray.cancel(ref, force=True)
+        notes.append(f"node {refs[ref][:12]} gave no files within {_NODE_S:g} s")
+    return found
+
+
+def _first_line(error: Exception) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__).strip()

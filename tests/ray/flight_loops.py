@@ -1,0 +1,118 @@
+"""Training loops that go wrong on purpose, as users' loops do. Each returns the line that a reader has to be shown."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+CULPRIT = 1
+
+
+def _steps(count: int = 2) -> int:
+    import ray.train
+    import torch
+    import torch.distributed as dist
+
+    for _ in range(count):
+        dist.all_reduce(torch.ones(16))
+        dist.broadcast(torch.ones(4), 0)
+    return int(ray.train.get_context().get_world_rank())
+
+
+def healthy(config: dict[str, Any]) -> None:
+    _steps()
+
+
+def rank_skips(config: dict[str, Any]) -> None:
+    import torch
+    import torch.distributed as dist
+
+    rank = _steps()
+    if rank != CULPRIT:
+        dist.all_reduce(torch.ones(16))
+
+
+def other_operation(config: dict[str, Any]) -> None:
+    import torch
+    import torch.distributed as dist
+
+    rank = _steps()
+    if rank == CULPRIT:
+        dist.all_gather([torch.ones(16) for _ in range(3)], torch.ones(16))  # the odd line
+    else:
+        dist.all_reduce(torch.ones(16))
+
+
+def other_size(config: dict[str, Any]) -> None:
+    import torch
+    import torch.distributed as dist
+
+    rank = _steps()
+    # A broadcast, since gloo aborts the process in a reduction of unequal sizes.
+    dist.broadcast(torch.ones(64 if rank == CULPRIT else 16), 0)
+    dist.barrier()
+
+
+def rank_dies(config: dict[str, Any]) -> None:
+    import torch
+    import torch.distributed as dist
+
+    rank = _steps()
+    if rank == CULPRIT:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.ones(16))
+
+
+def next_batch() -> None:
+    time.sleep(120)  # the data loader stands still
+
+
+def sleeps_in_the_data_loader(config: dict[str, Any]) -> None:
+    import torch
+    import torch.distributed as dist
+
+    rank = _steps()
+    if rank == CULPRIT:
+        next_batch()
+    dist.all_reduce(torch.ones(16))
+
+
+def one_more_collective(config: dict[str, Any]) -> None:
+    import torch
+    import torch.distributed as dist
+
+    rank = _steps()
+    if rank == CULPRIT:
+        dist.all_reduce(torch.ones(8))  # only if loss.isnan(), say
+
+
+def raises_alone(config: dict[str, Any]) -> None:
+    import torch
+    import torch.distributed as dist
+
+    rank = _steps()
+    if rank == CULPRIT:
+        time.sleep(1)  # the others are in the collective by now
+        raise ValueError("a label out of range")
+    dist.all_reduce(torch.ones(16))
+
+
+def keeps_the_gil(config: dict[str, Any]) -> None:
+    """Hangs in C without giving the interpreter back: the worker answers nothing any more."""
+    import ctypes
+
+    import torch
+    import torch.distributed as dist
+
+    rank = _steps()
+    if rank == CULPRIT:
+        ctypes.PyDLL(None).sleep(120)
+    dist.all_reduce(torch.ones(16))
+
+
+def line_of(needle: str) -> int:
+    """The line number here that holds `needle`."""
+    with open(__file__) as file:
+        return next(number for number, line in enumerate(file, 1) if needle in line)

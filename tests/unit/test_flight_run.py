@@ -1,0 +1,189 @@
+"""What is switched on in a worker, and how dumps and the ends of ranks become one verdict; no Ray and no torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+import zlib
+from types import SimpleNamespace
+
+import pytest
+
+from ray_nccl_guard.flight.dump import Frame
+from ray_nccl_guard.ray_train import flight_pull, recorder
+from ray_nccl_guard.ray_train.flight_ends import How, ends, of_a_collective
+from ray_nccl_guard.ray_train.flight_judge import judge
+from ray_nccl_guard.ray_train.flight_pull import Gathered, Pulled
+from tests.unit.flight_builders import dump, record
+
+TIMED_OUT = RuntimeError("[unbound_buffer.cc:78] Timed out waiting 10000ms for recv operation to complete")
+GROUP = {("0", "default_pg"): range(3)}
+
+
+def test_torch_2_15_gets_the_present_names_alone_since_old_ones_print_a_warning():
+    assert recorder.settings_for("2.15.0+cu132", "/tmp/f", {}) == {
+        "TORCH_FR_BUFFER_SIZE": "2000",
+        "TORCH_FR_DUMP_TEMP_FILE": "/tmp/f/rank_",
+        "TORCH_FR_DUMP_ON_TIMEOUT": "1",
+    }
+
+
+def test_torch_2_14_knows_the_time_out_by_its_old_name_only():
+    made = recorder.settings_for("2.14.1", "/tmp/f", {})
+    assert made["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1" and "TORCH_NCCL_TRACE_BUFFER_SIZE" not in made
+
+
+@pytest.mark.parametrize("version", ["2.4.0", "2.10.1+cpu", "nightly"])
+def test_older_and_unknown_releases_get_both_names(version):
+    made = recorder.settings_for(version, "/tmp/f", {})
+    assert made["TORCH_NCCL_TRACE_BUFFER_SIZE"] == made["TORCH_FR_BUFFER_SIZE"] == "2000"
+    assert made["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] == made["TORCH_FR_DUMP_TEMP_FILE"]
+
+
+@pytest.mark.parametrize("name", ["TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"])
+def test_what_the_user_has_set_under_either_name_stays(name):
+    made = recorder.settings_for("2.15.0", "/tmp/f", {name: "0"})
+    assert not {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"} & set(made)
+
+
+def test_without_a_folder_no_file_is_named():
+    assert "TORCH_FR_DUMP_TEMP_FILE" not in recorder.settings_for("2.15.0", "", {})
+
+
+def test_only_a_folder_of_ours_is_removed(tmp_path):
+    other, own = tmp_path / "other", tmp_path / "nccl_guard-1"
+    other.mkdir(), own.mkdir()
+    recorder.remove(str(other)), recorder.remove(str(own)), recorder.remove(str(own))
+    assert other.exists() and not own.exists()
+
+
+def test_a_process_that_keeps_the_interpreter_still_tells_its_stack_by_signal(tmp_path):
+    """A real process that hangs in C; nothing in Python runs there any more."""
+    program = (
+        "import ctypes, sys; from ray_nccl_guard.ray_train import recorder\n"
+        "print(recorder._catch_stacks_signal(sys.argv[1]), flush=True)\n"
+        "def data_loader(): ctypes.PyDLL(None).sleep(60)\n"
+        "data_loader()"
+    )
+    path = str(tmp_path / "stacks")
+    process = subprocess.Popen([sys.executable, "-c", program, path], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None and process.stdout.readline().strip() == path
+        armed = recorder.Armed(rank=0, pid=process.pid, node="n", host="h", stack_file=path)
+        notes: list[str] = []
+        end_s = time.monotonic() + 20
+        stacks = ""
+        while "data_loader" not in stacks and time.monotonic() < end_s:  # it may not have come to the call yet
+            stacks = flight_pull._by_signal(armed, notes)
+        assert "in data_loader" in stacks, notes
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_process_that_does_not_catch_the_signal_is_not_sent_it():
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        notes: list[str] = []
+        armed = recorder.Armed(rank=0, pid=process.pid, node="n", host="h", stack_file="/tmp/never")
+        assert flight_pull._by_signal(armed, notes) == "" and notes
+        assert process.poll() is None, "it lives"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_the_file_of_a_dead_rank_is_read_unless_it_is_of_an_earlier_run(tmp_path):
+    (tmp_path / "rank_0").write_bytes(b"dump")
+    armed = recorder.Armed(rank=0, pid=1 << 22, node="n", host="h", prefix=f"{tmp_path}/rank_", since=time.time() - 5)
+    assert zlib.decompress(flight_pull.left_on_node([armed], [])[0].dumps["file"]) == b"dump"
+    later = recorder.Armed(rank=0, pid=1 << 22, node="n", host="h", prefix=f"{tmp_path}/rank_", since=time.time() + 60)
+    left = flight_pull.left_on_node([later], [])[0]
+    assert not left.dumps and left.state == "gone"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'Thread 7 (idle): "MonitoringThread(f)"\n    _monitor_target (/x/ray/thread_runner.py:61)\n'
+        'Thread 8 (idle): "TrainingThread(f)"\n    fetch (/app/load.py:31)\n    train (/app/train.py:9)\n'
+        "    _run_target (/x/ray/thread_runner.py:37)\n",
+        'Thread 0x1 (most recent call first):\n  File "/app/load.py", line 31 in fetch\n  File "/app/train.py", line 9 in train\n'
+        '  File "/x/ray/thread_runner.py", line 37 in _run_target\n\nThread 0x2 (most recent call first):\n  File "/q.py", line 1 in get\n',
+    ],
+    ids=["py-spy", "faulthandler"],
+)
+def test_the_thread_of_train_func_is_found_in_printed_stacks(text):
+    frames = flight_pull.place_in(text)
+    assert frames[:2] == (Frame("/app/load.py", 31, "fetch"), Frame("/app/train.py", 9, "train"))
+
+
+def test_an_error_of_a_collective_is_told_from_the_programs_own():
+    assert of_a_collective(TIMED_OUT)
+    assert of_a_collective(RuntimeError("[pair.cc:534] Connection closed by peer [127.0.0.1]:4"))
+    assert not of_a_collective(ValueError("a label out of range"))
+
+
+def calls_made(count: int, waits: bool, op: str = "all_reduce") -> bytes:
+    states = ["completed"] * (count - waits) + ["started"] * waits
+    return zlib.compress(dump([record(op, number, state) for number, state in enumerate(states, 1)], GROUP))
+
+
+def gathered(calls: dict[int, int], **changes) -> Gathered:
+    """Ranks with as many all_reduce calls on record; those with the most wait in the last one."""
+    most = max(calls.values())
+    answered = {rank: Pulled(dumps={"nccl": calls_made(count, count == most)}) for rank, count in calls.items()}
+    return Gathered(answered=answered, **changes)
+
+
+def statuses(**errors):
+    return {int(name[1:]): SimpleNamespace(error=error) for name, error in errors.items()}
+
+
+def test_the_place_of_a_rank_that_stays_away_stands_in_the_message():
+    had = gathered({0: 5, 1: 4, 2: 5})
+    place = (Frame("/x/lib/python3.11/queue.py", 7, "get"), Frame("/app/load.py", 31, "fetch"))
+    had.answered[1] = Pulled(dumps=had.answered[1].dumps, place=place)
+    collected = judge(had, ends(3, had, statuses(r0=TIMED_OUT, r2=TIMED_OUT)), 3)
+    assert collected.verdict.culprit_ranks == (1,)
+    assert "still in train_func at /app/load.py:31 in fetch" in collected.text()
+    assert collected.to_json()["ranks_ended"][1]["place"] == "/app/load.py:31 in fetch"
+
+
+def test_a_rank_that_raised_by_itself_is_the_programs_fault():
+    had = gathered({0: 5, 1: 4, 2: 5})
+    collected = judge(had, ends(3, had, statuses(r0=TIMED_OUT, r1=ValueError("bad"))), 3)
+    assert collected.failure.value == "user_code_not_infra" and collected.verdict.summary.startswith(
+        "rank 1 raised ValueError: bad"
+    )
+
+
+def test_an_own_error_elsewhere_speaks_against_the_verdict():
+    had = gathered({0: 5, 1: 4, 2: 5})
+    collected = judge(had, ends(3, had, statuses(r2=ValueError("bad"))), 3)
+    assert collected.verdict.culprit_ranks == (1,) and any("rank 2 raised" in line for line in collected.verdict.against)
+
+
+def test_the_file_of_a_dead_rank_counts_with_the_dumps_of_the_living():
+    had = gathered({0: 5, 1: 5})
+    left = {2: Pulled(dumps={"file": calls_made(4, waits=False)})}
+    had = Gathered(answered=had.answered, left=left, died={2: "the process was killed"})
+    collected = judge(had, ends(3, had, {}), 3)
+    assert collected.verdict.culprit_ranks == (2,) and collected.verdict.missing_dumps == ()
+    assert collected.ends[2].how is How.DIED and "has died: the process was killed" in " ".join(collected.verdict.because)
+
+
+def test_of_two_recorders_the_one_with_a_finding_speaks():
+    had = gathered({0: 5})
+    for rank, count in {0: 3, 1: 2, 2: 3}.items():
+        dumps = {"nccl": calls_made(5, waits=False), "gloo": calls_made(count, count == 3, "barrier")}
+        had.answered[rank] = Pulled(dumps=dumps)
+    collected = judge(had, ends(3, had, {}), 3)
+    assert (collected.recorder, collected.verdict.culprit_ranks) == ("gloo", (1,))
+
+
+def test_without_any_dump_nothing_is_claimed():
+    had = Gathered(answered={}, silent=(0, 1, 2))
+    collected = judge(had, ends(3, had, {}), 3)
+    assert collected.verdict.culprit_ranks == () and collected.verdict.missing_dumps == (0, 1, 2)
