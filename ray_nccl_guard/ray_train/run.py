@@ -6,6 +6,8 @@ import time
 from dataclasses import replace
 from typing import Any, NoReturn
 
+import ray
+
 from ray_nccl_guard import differences, eager, facts, render
 from ray_nccl_guard.classes import FailureClass
 from ray_nccl_guard.evidence import Origin
@@ -17,9 +19,9 @@ from ray_nccl_guard.prove.prover import Prover
 from ray_nccl_guard.prove.worlds import Worlds
 from ray_nccl_guard.ray_train import later_groups, on_worker, publish
 from ray_nccl_guard.ray_train.errors import GuardRestart, NcclInitRefused
+from ray_nccl_guard.ray_train.flight_collect import FlightWatch
 from ray_nccl_guard.ray_train.group import TrainingGroup
 from ray_nccl_guard.ray_train.placement import Placement
-from ray_nccl_guard.ray_train.flight_collect import FlightWatch
 from ray_nccl_guard.ray_train.run_state import RunState
 from ray_nccl_guard.ray_train.settings import Mode
 from ray_nccl_guard.ray_train.workers import Workers, values
@@ -69,9 +71,9 @@ class GuardedStart:
         watch = FlightWatch(self.workers, self.facts, report, self.run_state.starts)
         watch.arm(change_settings=not self.policy.report_only)
         if self.policy.report_only:
+            self.run_state.flight = watch
             return False
         self._train_on(report, preflight, watch)
-            self.run_state.flight = watch
         return True
 
     def _facts(self) -> tuple[facts.RankFacts, ...]:
@@ -168,12 +170,12 @@ class GuardedStart:
             self.run_state.failures = 0
             self.run_state.ended_well = False
             later_groups.watch_workers(self.workers, self.facts, report)
-            return
-        rung = Rung(backend=decision.backend, env=decision.relief, why="the training group itself")
             watch.go_live()
             self.run_state.flight = watch
-        verdict = preflight.judge(rung, results, Origin.TRAINING_GROUP, time.monotonic() - started_s)
+            return
         watch.clean_up(within_s=1.0)  # what is spent may not answer
+        rung = Rung(backend=decision.backend, env=decision.relief, why="the training group itself")
+        verdict = preflight.judge(rung, results, Origin.TRAINING_GROUP, time.monotonic() - started_s)
         following = preflight.ladder.after_failure(verdict)
         self.run_state.decision = None
         lost = [r for r in results if r.error.startswith("preempted")]
