@@ -84,10 +84,9 @@ def in_tune(case, config, storage):
 CASES = {
     "none": lambda s: fit("none", None, s, torch_config=False),
     "explicit": lambda s: fit("explicit", TorchConfig(backend="nccl"), s, workers=2),
-    "subclass": lambda s: fit("subclass", OwnConfig(backend="nccl"), s),
     "other": lambda s: fit("other", OtherBackend(), s),
     "local": lambda s: fit("local", TorchConfig(), s, workers=0),
-    "task": lambda s: in_a_task("task", TorchConfig(backend="nccl"), s),
+    "task": lambda s: in_a_task("task", OwnConfig(backend="nccl"), s),
     "tune": lambda s: in_tune("tune", None, s),
 }
 

@@ -108,13 +108,11 @@ def main() -> None:
 
     ray.init(num_cpus=4, include_dashboard=False, runtime_env={"worker_process_setup_hook": bring_faults})
     cases = {
-        "healthy": lambda: (GuardedTorchConfig(backend="gloo"), {}),
-        "fallback": lambda: (GuardedTorchConfig(backend="nccl", policy=Policy.fallback()), {"later": True}),
+        "healthy": lambda: (None, {}),
+        "fallback": lambda: (TorchConfig(backend="nccl"), {"later": True}),
         "refused": lambda: (GuardedTorchConfig(backend="nccl", policy=Policy()), {}),
         "dies_in_facts": lambda: (GuardedTorchConfig(backend="gloo"), {"fault": "facts"}),
         "dies_in_group": lambda: (GuardedTorchConfig(backend="gloo"), {"fault": "init"}),
-        "unmodified": lambda: (TorchConfig(backend="nccl"), {}),
-        "no_config": lambda: (None, {}),
     }
     for case, make in cases.items():
         if case in sys.argv[2:] or not sys.argv[2:]:

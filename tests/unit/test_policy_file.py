@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -130,3 +131,11 @@ def test_a_policy_is_handed_on_by_value_with_who_said_what(write, tmp_path):
 
 def test_reading_keeps_only_what_the_file_says(write):
     assert read(write("budget_s = 60")) == {"budget_s": 60}
+
+
+def test_the_file_of_the_documentation_is_valid_and_shows_the_default_of_every_key(write):
+    text = (Path(__file__).resolve().parents[2] / "docs" / "policy.md").read_text()
+    values = read(write(text.split("```toml\n")[1].split("```")[0]))
+    assert set(values) == set(KEYS)
+    for key in set(KEYS) - {"preset", "actions"}:
+        assert values[key] == getattr(Policy(), key), key
