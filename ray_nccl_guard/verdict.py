@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -67,6 +67,7 @@ class Verdict:
         step: the step that failed.
         next: the one experiment that would tell the top two candidates apart, as a command.
         caution: what the deciding signature is known to be mistaken for, empty if nothing.
+        hosts: the host of each rank, as far as the evidence knows them.
     """
 
     failure: FailureClass
@@ -83,6 +84,12 @@ class Verdict:
     step: Step | None = None
     next: str = ""
     caution: str = ""
+    hosts: Mapping[int, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def culprit_hosts(self) -> tuple[str, ...]:
+        """The hosts of the ranks to look at first, each once, in the order of the ranks."""
+        return tuple(dict.fromkeys(host for rank in self.culprit_ranks if (host := self.hosts.get(rank, ""))))
 
     @property
     def scope(self) -> Scope:
@@ -111,6 +118,7 @@ class Verdict:
             "ruled_out": list(self.ruled_out),
             "relief": dict(self.relief),
             "caution": self.caution,
+            "culprit_hosts": list(self.culprit_hosts),
         }
 
 
@@ -121,9 +129,9 @@ def classify(evidence: Evidence, rules: Sequence[Rule] | None = None) -> Verdict
     if passed and not any(finding.decides for finding in evidence.findings):
         return Verdict(failure=FailureClass.OK, summary="nothing failed", certainty=Certainty.ESTABLISHED)
     diagnosis = diagnose(evidence, rules)
-    if not diagnosis.cases or diagnosis.cases[0].failure is FailureClass.UNKNOWN:
-        return _unknown(evidence, diagnosis)
-    return _named(evidence, diagnosis)
+    unknown = not diagnosis.cases or diagnosis.cases[0].failure is FailureClass.UNKNOWN
+    verdict = _unknown(evidence, diagnosis) if unknown else _named(evidence, diagnosis)
+    return replace(verdict, hosts={r.rank: r.host for r in evidence.ranks if r.rank is not None and r.host})
 
 
 def _named(evidence: Evidence, diagnosis: Diagnosis) -> Verdict:

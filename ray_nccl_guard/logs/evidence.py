@@ -25,6 +25,7 @@ class _Writer:
     """One process's kept lines."""
 
     rank: int | None = None
+    host: str = ""
     lines: list[LogLine] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
 
@@ -66,6 +67,7 @@ class _Reading:
         if key not in self.writers and len(self.writers) >= self.max_writers:
             key = (source, "")
         writer = self.writers.setdefault(key, _Writer(rank=rank if rank is not None else own))
+        writer.host = writer.host or writers.host_in(text)
         kept = False
         for hit in hits:
             count = writer.counts.get(hit.rule.id, 0)
@@ -131,4 +133,5 @@ def _evidence(reading: _Reading) -> Evidence:
 
 def _record(rank: int | None, group: Sequence[_Writer]) -> RankEvidence:
     lines = sorted((line for writer in group for line in writer.lines), key=lambda line: (line.source, line.number))
-    return RankEvidence(rank=rank, outcome=Outcome.NOT_RUN, lines=tuple(lines))
+    host = next((writer.host for writer in group if writer.host), "")
+    return RankEvidence(rank=rank, outcome=Outcome.NOT_RUN, lines=tuple(lines), host=host)

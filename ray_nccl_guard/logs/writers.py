@@ -53,6 +53,15 @@ def process_in(line: str) -> str:
     return match["pod"] if match else ""
 
 
+def host_in(line: str) -> str:
+    """The host (or its address) that the line says it is from, empty if it does not."""
+    match = _NCCL.search(line)
+    if match:
+        return match["host"]
+    match = _RAY.search(line)
+    return (match["ip"] or "") if match else ""
+
+
 def announced(line: str) -> Iterator[tuple[str, int]]:
     """Processes whose rank the line tells: Ray Train's list of started workers."""
     for match in _ANNOUNCED.finditer(line):

@@ -135,3 +135,15 @@ def test_thousands_of_writers_are_kept_within_bounds(tmp_path: Path):
 def test_what_cannot_be_read_is_a_usage_error(tmp_path: Path, name: str, reason: str):
     with pytest.raises(UsageError, match=reason):
         read_logs([str(tmp_path / name)] if name else [], scanner_for(None))
+
+
+def test_the_host_of_a_rank_is_read_off_its_own_lines(tmp_path: Path):
+    path = tmp_path / "driver.log"
+    path.write_text(
+        "(RayTrainWorker pid=11, ip=10.0.0.7) [rank0]: RuntimeError: Connection closed by remote peer\n"
+        "[rank1]: node-b:12:40 [0] include/alloc.h:178 NCCL WARN Cuda failure 2 'out of memory'\n"
+        "[rank2]: RuntimeError: Connection closed by remote peer\n"
+    )
+    evidence = read_logs([str(path)], scanner_for(None))
+    assert [(record.rank, record.host) for record in evidence.ranks] == [(0, "10.0.0.7"), (1, "node-b"), (2, "")]
+    assert classify(evidence).to_json()["culprit_hosts"] == ["node-b"]

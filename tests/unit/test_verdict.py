@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ray_nccl_guard.classes import CLASSES
@@ -222,3 +224,13 @@ def test_a_signature_that_needs_another_is_void_without_it():
     ordinary = "[rank3]: KeyError: 'loss'"
     assert named("", "", "", ordinary).failure is F.UNKNOWN
     assert named(timeout(0, seq=40), "", "", ordinary).candidates[1].failure is F.USER_CODE_NOT_INFRA
+
+
+def test_the_hosts_of_the_culprits_stand_in_the_json_and_follow_a_change_of_the_ranks():
+    evidence = world(*(failed(r, Step.COMM_INIT, OOM if r in (2, 3) else CLOSED) for r in range(6)))
+    hosted = tuple(replace(record, host=f"node-{record.rank // 2}") for record in evidence.ranks)
+    verdict = classify(replace(evidence, ranks=hosted))
+    assert verdict.culprit_ranks == (2, 3)
+    assert verdict.to_json()["culprit_hosts"] == ["node-1"]
+    assert replace(verdict, culprit_ranks=(0, 5)).culprit_hosts == ("node-0", "node-2")
+    assert classify(evidence).to_json()["culprit_hosts"] == []
