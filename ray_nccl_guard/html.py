@@ -57,6 +57,7 @@ def page(report: Report, flight: FlightVerdict | None = None) -> str:
             report=report,
             level=_level(report),
             sentence=_sentence(report),
+            ended=_ended(report),
             decision=_decision(report),
             grids=[_grid(report, attempt) for attempt in _shown(report)],
             ladder=[_rung(report, number, attempt) for number, attempt in enumerate(report.attempts, 1)],
@@ -86,13 +87,30 @@ def _template() -> Any:
 
 
 def _level(report: Report) -> str:
-    if report.decision.action is Action.REFUSE:
+    if report.decision.action is Action.REFUSE or _ended(report)["bad"]:
         return "error"
     return "ok" if report.verdict.failure is FailureClass.OK and not report.guard_error else "warning"
 
 
 def _sentence(report: Report) -> str:
     return render.render(report).splitlines()[0]
+
+
+def _ended(report: Report) -> dict[str, Any]:
+    """How training ended, if it ended badly and dumps were collected: the sentence, and who is where."""
+    found = report.flight or {}
+    same: dict[tuple[str, str, str], list[int]] = {}
+    for end in found.get("ranks_ended", ()):
+        same.setdefault((end["how"], end["what"], end["place"]), []).append(end["rank"])
+    return {
+        "bad": found.get("kind", "none") != "none",
+        "summary": found.get("summary", ""),
+        "failure": found.get("failure", ""),
+        "because": found.get("because", ()),
+        "next": found.get("next", ""),
+        "folder": found.get("folder", ""),
+        "ranks": [(ranks_text(ranks), how, what, place) for (how, what, place), ranks in same.items()],
+    }
 
 
 def _decision(report: Report) -> list[tuple[str, str]]:

@@ -28,6 +28,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(report.to_json()))
     else:
         sys.stdout.write(render.render(report) + "\n")
+        if report.flight:
+            sys.stdout.write(f"\nwhen training ended: {report.flight.get('summary', '')}\n")
     return EXITS[report.decision.action.value]
 
 

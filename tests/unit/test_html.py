@@ -82,6 +82,23 @@ def test_a_verdict_over_dumps_is_a_part_of_the_page():
     Tags(text)
 
 
+def test_a_run_that_ended_badly_says_so_first_and_shows_where_each_rank_stood(tmp_path, capsys):
+    verdict = flight.diagnose(flight.load([str(DUMPS)]))
+    ends = [{"rank": r, "how": "stuck", "what": "all_reduce", "place": "train.py:12", "own": False} for r in (0, 2, 3)]
+    ends.append({"rank": 1, "how": "gone", "what": "<exit>", "place": "", "own": True})
+    found = verdict.to_json() | {"ranks_ended": ends, "folder": "/runs/exp7/nccl_guard/flight/1"}
+    report = CASES["passed"]().with_changes(flight=found)
+    text = html.page(report)
+    Tags(text)
+    assert text.index("training ended badly") < text.index("at its start: ok: nccl passed pre-flight")
+    assert '<header class="error">' in text and "<td>0, 2-3</td>" in text and "&lt;exit&gt;" in text
+    file = tmp_path / "report.json"
+    file.write_text(json.dumps(report.to_json()))
+    assert main(["report", str(file), "--html", str(tmp_path / "again.html")]) == 0
+    assert (tmp_path / "again.html").read_text() == text, "the saved report gives the same page"
+    assert verdict.summary in capsys.readouterr().out
+
+
 def test_a_page_of_4096_ranks_stays_usable():
     from tests.unit.report_cases import fell_back as big
 
