@@ -82,7 +82,7 @@ def all_reduce(me: Member, size_bytes: int = 4) -> float:
 
 # One full DDP bucket, and smaller ones for a network on which even that takes long.
 PRICE_SIZES = (25 << 20, 8 << 20, 1 << 20)
-_PRICE_ROUNDS = 3
+_PRICE_ROUNDS = 5
 # What the price may cost a start that has already lost its first backend, for each size.
 _PRICE_S = 1.0
 
@@ -99,7 +99,7 @@ def price(me: Member, size_bytes: int, seconds: float) -> Iterator[tuple[int, fl
     dist.all_reduce(mean)  # the ranks must leave out the same ones
     per_byte_s = float(mean.cpu()[0]) / me.world_size / size_bytes
     fitting = [size for size in PRICE_SIZES if per_byte_s * size * (_PRICE_ROUNDS + 1) < _PRICE_S]
-    for size in sorted({4, *fitting[:1], *(s for s in fitting if s == PRICE_SIZES[-1])}):
+    for size in sorted({4, 64 << 10, *fitting[:1], *(s for s in fitting if s == PRICE_SIZES[-1])}):
         yield size, _median_all_reduce_s(me, size)
 
 
