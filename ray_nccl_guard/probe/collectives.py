@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import statistics
 import pickle
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
