@@ -115,10 +115,11 @@ def everything_is_back(within_s: float = 20.0) -> None:
 def probe_processes() -> set[int]:
     """Processes that hold a probe's journal: a child, or a launcher in the middle of one."""
     found = set()
-    for fd in Path("/proc").glob("[0-9]*/fd/*"):
+    for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
-            if "memfd:nccl-guard-journal" in os.readlink(fd):
-                found.add(int(fd.parts[2]))
+            for fd in os.listdir(f"/proc/{pid}/fd"):
+                if "memfd:nccl-guard-journal" in os.readlink(f"/proc/{pid}/fd/{fd}"):
+                    found.add(int(pid))
         except OSError:
             continue  # it ended while we looked
     return found
