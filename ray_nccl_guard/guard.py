@@ -33,8 +33,9 @@ class Proof:
 
 # Proves one rung on every rank.
 Runner = Callable[[Rung], Proof]
-# Gives the means to run small worlds of one rung on the same workers.
-Explorer = Callable[[Rung], RunRound]
+# Gives the means to run small worlds of one rung on the same workers, and is told whether the fault is a hang: then only a
+# deadline ends each, else no deadline has to be short.
+Explorer = Callable[[Rung, bool], RunRound]
 
 
 class GroupLost(Exception):
@@ -94,7 +95,8 @@ class Preflight:
             self._minimise(prove)
             return self.ladder.after_pass()
         if explore is not None and lost is None and self._worth_locating(rung, verdict, proof):
-            verdict = self._locate(verdict, explore(rung))
+            hangs = any(r.outcome is Outcome.TIMED_OUT for r in proof.results)
+            verdict = self._locate(verdict, explore(rung, hangs))
         following = self.ladder.after_failure(verdict, budget_left_s=self._budget_left_s())
         if isinstance(following, Decision):
             return following

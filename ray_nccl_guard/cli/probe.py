@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,8 @@ from ray_nccl_guard.report import Report
 from ray_nccl_guard.verdict import Certainty, Verdict
 
 if TYPE_CHECKING:
+    from ray_nccl_guard.guard import Explorer
+    from ray_nccl_guard.prove.prover import Prover
     from ray_nccl_guard.prove.session import CannotProbe, Session
     from ray_nccl_guard.prove.worlds import SweepLine
 
@@ -150,12 +153,12 @@ def _examine(
     return reports, lines
 
 
-def _prover(session: Session, asked: _Asked, say: Callable[[str], None]) -> tuple[Any, Callable[[Any], Any]]:
+def _prover(session: Session, asked: _Asked, say: Callable[[str], None]) -> tuple[Prover, Explorer]:
     from ray_nccl_guard.prove.prover import Prover
     from ray_nccl_guard.prove.worlds import Worlds
 
     prover = Prover(session.workers, session.facts, asked.collectives, asked.spec, store=session.store, say=say)
-    return prover, lambda rung: Worlds(prover, rung)
+    return prover, partial(Worlds, prover)
 
 
 def _preflight(session: Session, asked: _Asked, backend: str, say: Callable[[str], None]) -> Report:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any, NoReturn
 
 import ray
@@ -140,7 +141,7 @@ class GuardedStart:
             return preflight.report(replace(state.decision, because="the check of the same workers' nodes was reused"))
         prover = Prover(self.workers, self.facts, self.settings.collectives, self.settings.probe)
         try:
-            return preflight.run(prover.prove, lambda rung: Worlds(prover, rung))
+            return preflight.run(prover.prove, partial(Worlds, prover))
         except GroupLost as lost:
             self._after_lost(preflight, lost)
         finally:
