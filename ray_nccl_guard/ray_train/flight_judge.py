@@ -16,6 +16,7 @@ from ray_nccl_guard.ray_train.flight_ends import End, How
 from ray_nccl_guard.ray_train.flight_pull import Gathered
 
 _FILE = "file"  # a dump that torch wrote by itself; whose recorder it was is not in its name
+_MOST_PLACES = 16  # as many as a table of `flight.render` has lines
 _TEXT_LIMIT = 1 << 30  # of one dump when unpacked; the reader has a lower limit of its own
 
 
@@ -58,11 +59,15 @@ class Collected:
 
     def text(self) -> str:
         """The message: the verdict, then where every rank is."""
-        lines = [render.text(self.verdict).rstrip(), "", "  where the ranks are"]
+        return f"{render.text(self.verdict).rstrip()}\n\n{self.places()}"
+
+    def places(self) -> str:
+        """Where every rank is; those at the same place share a line."""
+        lines = ["  where the ranks are"]
         same: dict[tuple[How, str, str], list[int]] = {}
         for rank, end in sorted(self.ends.items()):
             same.setdefault((end.how, end.what, end.place), []).append(rank)
-        for (how, what, place), sharing in same.items():
+        for (how, what, place), sharing in list(same.items())[:_MOST_PLACES]:
             words = " ".join(filter(None, (how.value, what and f"({what})", place and f"at {place}")))
             lines += textwrap.wrap(
                 render.clean(f"{named(sharing)}: {words}"),
@@ -72,6 +77,8 @@ class Collected:
                 break_long_words=False,
                 break_on_hyphens=False,
             )
+        if len(same) > _MOST_PLACES:
+            lines.append(f"    and {len(same) - _MOST_PLACES} more places (the report has every rank)")
         return "\n".join(lines) + "\n"
 
 

@@ -112,6 +112,31 @@ def keeps_the_gil(config: dict[str, Any]) -> None:
     dist.all_reduce(torch.ones(16))
 
 
+def waits_for_a_file(config: dict[str, Any]) -> None:
+    """Hangs until the test lets it go, and then ends well."""
+    import torch
+    import torch.distributed as dist
+
+    rank = _steps()
+    if rank == CULPRIT:
+        while not os.path.exists(config["go"]):
+            time.sleep(0.2)  # the live culprit
+    dist.all_reduce(torch.ones(16))
+
+
+def moves_until_a_file(config: dict[str, Any]) -> None:
+    import torch
+    import torch.distributed as dist
+
+    rank = _steps()
+    go_on = torch.ones(1)
+    while go_on.item():
+        time.sleep(0.05)
+        if rank == 0 and os.path.exists(config["go"]):
+            go_on.zero_()
+        dist.broadcast(go_on, 0)
+
+
 def line_of(needle: str) -> int:
     """The line number here that holds `needle`."""
     with open(__file__) as file:

@@ -21,7 +21,7 @@ SKIPS = str(DATA / "skips")
     ("arguments", "code"),
     [
         ([SKIPS], 10), ([str(DATA / "healthy")], 0), ([__file__], 20), (["/no/such/folder"], 2),
-        ([SKIPS, "--world-size", "0"], 2), ([str(DATA / "nccl2_hangs")], 10), ([str(DATA / "skips" / "fr_rank_0")], 10),
+        ([SKIPS, "--world-size", "0"], 2), ([], 2), (["--run", "a", SKIPS], 2), ([SKIPS, "--out", "/tmp"], 2), ([str(DATA / "nccl2_hangs")], 10), ([str(DATA / "skips" / "fr_rank_0")], 10),
     ],
 )  # fmt: skip
 def test_the_exit_code_tells_the_answer(arguments, code, capsys):
