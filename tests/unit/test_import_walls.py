@@ -14,6 +14,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "ray_nccl_guard"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 TORCH_MAY = {"probe/child.py", "probe/collectives.py", "probe/store.py", "probe/serve.py", "probe/local.py", "eager.py"}
+TORCH_MAY |= {"cli/probe_session.py"}  # inside functions: it forks the ranks
 # What the guard's own path must never pay for: tables, templates and plots belong to the command line and the benchmarks.
 HEAVY = {"rich", "jinja2", "matplotlib", "yaml", "numpy", "pandas"}
 
@@ -28,7 +29,7 @@ FLOW = [
     {"rulebook", "carried_rules", "diagnosis", "logs", "verdict", "locate"},
     {"policy", "policy_file", "ladder"},
     {"flight"},
-    {"report", "guard", "eager", "render", "saved", "html", "price", "excerpts", "attempt"},
+    {"report", "guard", "eager", "render", "saved", "last_good", "html", "price", "excerpts", "attempt"},
     {"prove"},
     {"ray_train"},
     {"cli", "arguments", "__main__", "__init__"},
