@@ -44,7 +44,8 @@ class GuardedStart:
         self.world_size = len(worker_group)
         self.config, self.run_state = config, run_state
         self.settings = run_state.settings
-        self.policy = Policy.observe() if run_state.mode is Mode.OBSERVE else self.settings.policy
+        observed = Policy.observe(sources={"name": "environment"})
+        self.policy = observed if run_state.mode is Mode.OBSERVE else self.settings.policy
         self.facts: tuple[facts.RankFacts, ...] = ()
         self.group: TrainingGroup | None = None
         self.placement = Placement(self.workers)
