@@ -170,12 +170,3 @@ def test_collectives_and_classes_have_their_names(page):
             assert name in (*OPERATIONS, *PRESETS), f"{page.name}: {name} is no collective and no preset"
     for name in re.findall(r"classes\.md#(\w+)", text):
         assert name in {failure.value for failure in FailureClass}, f"{page.name}: {name} is no class"
-
-
-@each_page
-def test_lines_stay_readable_in_an_editor(page):
-    if page.name in ("classes.md", "gpu-support.md", "fault-matrix.md") or "results" in page.parts:
-        pytest.skip(f"{page.name} is generated")
-    loose = FENCE.sub("", page.read_text())
-    long = [line for line in loose.splitlines() if len(line) > 150 and not line.lstrip().startswith("|")]
-    assert not long, f"{page.name}: {long[0][:80]}..."
