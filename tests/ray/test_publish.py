@@ -165,7 +165,7 @@ def test_a_write_that_hung_does_not_replace_what_was_written_after_it(tmp_path):
 
 
 def _write_often(folder: str, letter: str) -> None:
-    for _ in range(100):
+    for _ in range(40):
         assert storage.write(LOCAL, folder, lambda: {"report.json": json.dumps([letter] * 20_000).encode()}) == ""
 
 

@@ -41,6 +41,7 @@ def test_a_single_outlier_moves_neither_the_median_nor_the_spread_far():
 def test_a_ratio_is_refused_where_the_spread_is_larger_than_the_difference():
     assert harness.ratio([4.0, 4.1, 3.9], [2.0, 2.1, 1.9]) == pytest.approx(2.0)
     assert harness.ratio([2.0, 3.0, 1.0, 2.1], [2.0, 2.1, 1.9, 2.0]) is None
+    assert harness.ratio([2.0, 2.4, 1.6, 2.2], [2.0, 2.1, 1.9, 2.0]) is None, "spread 0.35, difference 0.1"
     assert harness.ratio([1.0, 1.0], [1.0, 1.0]) is None
 
 
