@@ -77,13 +77,14 @@ def shared_memory() -> set[str]:
 
 def left(before: set[str], within_s: float = 20.0) -> list[str]:
     """What is still taken `within_s` behind a fit(): CPUs, GPUs, processes of a probe of this session, NCCL's files."""
+    files = shared_memory() - before  # of this run or of others on this machine, whose come and go: each by its name
     end_s = time.monotonic() + within_s
     while True:
         free, all_of = ray.available_resources(), ray.cluster_resources()
         found = [
             f"{kind}: {free.get(kind, 0)} of {all_of[kind]}" for kind in ("CPU", "GPU") if free.get(kind) != all_of[kind]
         ]
-        found += [f"process {pid}" for pid in probes()] + sorted(shared_memory() - before)
+        found += [f"process {pid}" for pid in probes()] + sorted(shared_memory() & files)
         if not found or time.monotonic() > end_s:
             return found
         time.sleep(0.1)

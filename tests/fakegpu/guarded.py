@@ -90,7 +90,7 @@ def _run(prover: Prover, backend: str, asked_gpus: float, policy: Policy) -> Rep
         ladder=Ladder(wanted, policy),
         findings=facts.findings(prover.facts, backend=backend, asked_gpus=asked_gpus),
     )
-    return one.run(prover.prove, lambda rung: Worlds(prover, rung))
+    return one.run(prover.prove, lambda rung, hangs: Worlds(prover, rung, hangs))
 
 
 def _touch(what: str) -> None:

@@ -80,6 +80,7 @@ def cured(name: str, preset: str, failure: str, setting: str, value: str, **more
         name=name,
         fault=f"init:preset={preset}@world>=2@without={setting}={value}",
         failure=failure,
+        culprits=(0, 1),  # the two work alone and fail together
         step="comm_init",
         ends=("fall_back", ""),
         relief={setting: value},
@@ -106,6 +107,7 @@ STICKY = (
         name="from-512-KiB",
         fault="allreduce:cuda700@bytes>=512K",
         failure=ILLEGAL,
+        culprits=(0, 1),
         step="collective",
         detail="all_reduce 1048576 B",
     ),
@@ -113,6 +115,7 @@ STICKY = (
         name="from-32-MiB",
         fault="allreduce:cuda700@bytes>=32M",
         failure=ILLEGAL,
+        culprits=(0, 1),
         step="collective",
         detail="all_reduce 33554432 B",
     ),
@@ -147,12 +150,13 @@ RELIEF = (
     cured("ib-completion", "ib-completion", "ib_rdma_error", "NCCL_IB_DISABLE", "1"),
     cured("shm", "shm", "shm_too_small", "NCCL_SHM_DISABLE", "1"),
     cured("cumem-host", "cumem-host", "cumem_container_caps", "NCCL_CUMEM_HOST_ENABLE", "0"),
-    Case(name="p2p-not-cured", fault="init:preset=p2p@world>=2", failure="p2p_or_acs", step="comm_init"),
+    Case(name="p2p-not-cured", fault="init:preset=p2p@world>=2", failure="p2p_or_acs", culprits=(0, 1), step="comm_init"),
     Case(
         name="p2p-setting-is-the-users",
         fault="init:preset=p2p@world>=2",
         env={"NCCL_P2P_DISABLE": "0"},
         failure="p2p_or_acs",
+        culprits=(0, 1),
         step="comm_init",
         note="you have set NCCL_P2P_DISABLE=0",
     ),
@@ -323,14 +327,20 @@ ERRORS = (
         step="comm_init",
         new={"step": "collective"},
     ),
-    Case(name="invalid-usage", fault="init:error=5@world>=2", failure="unknown", step="comm_init"),
+    Case(name="invalid-usage", fault="init:error=5@world>=2", failure="unknown", culprits=(0, 1), step="comm_init"),
     Case(
         name="oom-in-nccl", fault="init:oom@rank1", failure="gpu_out_of_memory", culprits=(1,), step="comm_init", ends=REFUSE
     ),
     Case(
         name="oom-in-cuda", fault="malloc:oom@rank1", failure="gpu_out_of_memory", culprits=(1,), step="device", ends=REFUSE
     ),
-    Case(name="bootstrap-no-interface", fault="init:preset=bootstrap", failure="nccl_bootstrap_network", step="comm_init"),
+    Case(
+        name="bootstrap-no-interface",
+        fault="init:preset=bootstrap",
+        failure="nccl_bootstrap_network",
+        culprits=(0, 1),
+        step="comm_init",
+    ),
     Case(
         name="bootstrap-connect",
         fault="init:preset=connect@rank1",
@@ -345,8 +355,8 @@ ERRORS = (
         step="comm_init",
         culprits=(1,),
     ),
-    Case(name="topology", fault="init:preset=topology", failure="topology_detection", step="comm_init"),
-    Case(name="no-kernel-in-nccl", fault="init:preset=kernel", failure="no_kernel_image", step="comm_init"),
+    Case(name="topology", fault="init:preset=topology", failure="topology_detection", culprits=(0, 1), step="comm_init"),
+    Case(name="no-kernel-in-nccl", fault="init:preset=kernel", failure="no_kernel_image", culprits=(0, 1), step="comm_init"),
     Case(
         name="no-image-for-gpu", fault="init:preset=no-image", failure="no_kernel_image", culprits=(0, 1), step="comm_init"
     ),
@@ -371,7 +381,13 @@ DEVICES = (
         within_s=60,
         ends=REFUSE,
     ),
-    Case(name="fabric-not-ready-in-nccl", fault="init:preset=fabric", failure="nvlink_fabric_error", step="comm_init"),
+    Case(
+        name="fabric-not-ready-in-nccl",
+        fault="init:preset=fabric",
+        failure="nvlink_fabric_error",
+        culprits=(0, 1),
+        step="comm_init",
+    ),
     Case(
         name="busy-in-nccl",
         fault="init:preset=busy@rank1",
@@ -415,6 +431,7 @@ POLICIES = (
         fault="init:preset=p2p@world>=2",
         policy="strict",
         failure="p2p_or_acs",
+        culprits=(0, 1),
         step="comm_init",
         ends=REFUSE,
     ),

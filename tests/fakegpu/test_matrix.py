@@ -105,9 +105,10 @@ def shared_memory() -> set[str]:
 
 def nothing_left(state: Path, shared_before: set[str], within_s: float = 10.0) -> None:
     """No process that was started for this case, and none of NCCL's files. Others use this machine too: theirs come and go."""
+    files = shared_memory() - shared_before
     end_s = time.monotonic() + within_s
-    while (processes := of_case(state)) or shared_memory() - shared_before:
-        assert time.monotonic() < end_s, f"left: processes {processes}, files {shared_memory() - shared_before}"
+    while (processes := of_case(state)) or shared_memory() & files:
+        assert time.monotonic() < end_s, f"left: processes {processes}, files {shared_memory() & files}"
         time.sleep(0.05)
 
 
