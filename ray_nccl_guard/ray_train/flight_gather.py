@@ -16,11 +16,12 @@ from ray_nccl_guard.ray_train.recorder import Armed
 from ray_nccl_guard.ray_train.workers import Answer, Workers
 
 # The first dump of a process costs 1.3 CPU seconds of imports (torch 2.15, measured), and the workers of a node share its
-# cores: 15 s is what eight ranks on one busy core need. The first answer tells that the others are not far.
-_PULL_S = 30.0
+# cores: with twenty runnable processes per core, none of three ranks had answered after 30 s. The first answer tells that the
+# others are not far, unless they never will.
+_PULL_S = 90.0
 _PATIENCE_S = 15.0
-# A task needs a worker process first, which Ray starts in seconds; py-spy has ten of its own.
-_NODE_S = 30.0
+# A task needs a worker process first, which Ray starts in seconds, on a crowded node in tens; py-spy has a deadline of its own.
+_NODE_S = 45.0
 
 
 def gather(workers: Workers, armed: Sequence[Armed]) -> Gathered:

@@ -20,7 +20,7 @@ from ray_nccl_guard.ray_train.recorder import STACKS_SIGNAL, Armed
 
 # A dump holds 2,000 records; a larger file is not one of this run's (0.4 MB each on the benchmark's, flight.py).
 _MOST_BYTES = 64 << 20
-_PY_SPY_S = 10.0  # it stops the process, walks its threads and lets it go: tenths of a second on an idle machine
+_PY_SPY_S = 15.0  # it stops the process, walks its threads and lets it go: 12 ms for three threads (py-spy 0.4.3)
 _SIGNAL_S = 2.0  # faulthandler writes a few kB
 _STACKS = 256 << 10  # bytes of text that are kept of one process
 
@@ -228,7 +228,7 @@ def place_in(stacks: str) -> tuple[Frame, ...]:
     for thread in re.split(r"^(?=Thread |Current thread )", stacks, flags=re.MULTILINE):
         lines = [found for line in thread.splitlines() if (found := _PY_SPY_LINE.match(line) or _SIGNAL_LINE.match(line))]
         frames = tuple(Frame(line["file"], int(line["line"]), line["name"]) for line in lines)
-        # Both threads of Ray's runner have such a frame; its monitor never leaves that file.
-        if any(frame.file.endswith("thread_runner.py") and frame.name == "_run_target" for frame in frames):
+        # py-spy gives qualified names from Python 3.11 on.
+        if any(frame.file.endswith("thread_runner.py") and frame.name.endswith("_run_target") for frame in frames):
             return frames
     return ()

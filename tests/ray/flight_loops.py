@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -10,26 +11,29 @@ from typing import Any
 CULPRIT = 1
 
 
-def _steps(count: int = 2) -> int:
+def _steps(config: dict[str, Any], count: int = 2) -> int:
     import ray.train
     import torch
     import torch.distributed as dist
 
+    rank = int(ray.train.get_context().get_world_rank())
+    with open(f"{config['notes']}/{rank}", "w") as file:
+        json.dump({"rank": rank, "dumps": os.environ["TORCH_FR_DUMP_TEMP_FILE"]}, file)
     for _ in range(count):
         dist.all_reduce(torch.ones(16))
         dist.broadcast(torch.ones(4), 0)
-    return int(ray.train.get_context().get_world_rank())
+    return rank
 
 
 def healthy(config: dict[str, Any]) -> None:
-    _steps()
+    _steps(config)
 
 
 def rank_skips(config: dict[str, Any]) -> None:
     import torch
     import torch.distributed as dist
 
-    rank = _steps()
+    rank = _steps(config)
     if rank != CULPRIT:
         dist.all_reduce(torch.ones(16))
 
@@ -38,7 +42,7 @@ def other_operation(config: dict[str, Any]) -> None:
     import torch
     import torch.distributed as dist
 
-    rank = _steps()
+    rank = _steps(config)
     if rank == CULPRIT:
         dist.all_gather([torch.ones(16) for _ in range(3)], torch.ones(16))  # the odd line
     else:
@@ -49,17 +53,16 @@ def other_size(config: dict[str, Any]) -> None:
     import torch
     import torch.distributed as dist
 
-    rank = _steps()
-    # A broadcast, since gloo aborts the process in a reduction of unequal sizes.
-    dist.broadcast(torch.ones(64 if rank == CULPRIT else 16), 0)
-    dist.barrier()
+    rank = _steps(config)
+    # gloo aborts the process of a rank that receives more than it expects: an innocent neighbour of the culprit.
+    dist.all_reduce(torch.ones(640 if rank == CULPRIT else 16))
 
 
 def rank_dies(config: dict[str, Any]) -> None:
     import torch
     import torch.distributed as dist
 
-    rank = _steps()
+    rank = _steps(config)
     if rank == CULPRIT:
         os.kill(os.getpid(), signal.SIGKILL)
     dist.all_reduce(torch.ones(16))
@@ -73,7 +76,7 @@ def sleeps_in_the_data_loader(config: dict[str, Any]) -> None:
     import torch
     import torch.distributed as dist
 
-    rank = _steps()
+    rank = _steps(config)
     if rank == CULPRIT:
         next_batch()
     dist.all_reduce(torch.ones(16))
@@ -83,7 +86,7 @@ def one_more_collective(config: dict[str, Any]) -> None:
     import torch
     import torch.distributed as dist
 
-    rank = _steps()
+    rank = _steps(config)
     if rank == CULPRIT:
         dist.all_reduce(torch.ones(8))  # only if loss.isnan(), say
 
@@ -92,7 +95,7 @@ def raises_alone(config: dict[str, Any]) -> None:
     import torch
     import torch.distributed as dist
 
-    rank = _steps()
+    rank = _steps(config)
     if rank == CULPRIT:
         time.sleep(1)  # the others are in the collective by now
         raise ValueError("a label out of range")
@@ -106,7 +109,7 @@ def keeps_the_gil(config: dict[str, Any]) -> None:
     import torch
     import torch.distributed as dist
 
-    rank = _steps()
+    rank = _steps(config)
     if rank == CULPRIT:
         ctypes.PyDLL(None).sleep(120)
     dist.all_reduce(torch.ones(16))
@@ -117,7 +120,7 @@ def waits_for_a_file(config: dict[str, Any]) -> None:
     import torch
     import torch.distributed as dist
 
-    rank = _steps()
+    rank = _steps(config)
     if rank == CULPRIT:
         while not os.path.exists(config["go"]):
             time.sleep(0.2)  # the live culprit
@@ -128,7 +131,7 @@ def moves_until_a_file(config: dict[str, Any]) -> None:
     import torch
     import torch.distributed as dist
 
-    rank = _steps()
+    rank = _steps(config)
     go_on = torch.ones(1)
     while go_on.item():
         time.sleep(0.05)

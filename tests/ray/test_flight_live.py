@@ -10,10 +10,9 @@ import time
 
 import pytest
 
-from ray_nccl_guard import GuardedTorchConfig
+from ray_nccl_guard import GuardedTorchConfig, ProbeSpec
 from tests.ray import flight_loops as loops
 from tests.ray.conftest import ROOT
-from tests.ray.test_fit import QUICK
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +33,7 @@ def live(fit, tmp_path):
     go, outcomes, threads = tmp_path / "go", [], []
 
     def start(loop):
-        config = GuardedTorchConfig(backend="gloo", timeout_s=DEADLINE_S, probe=QUICK)
+        config = GuardedTorchConfig(backend="gloo", timeout_s=DEADLINE_S, probe=ProbeSpec())
 
         def train():
             outcomes.append(fit(config, train=loop, workers=3, name="live", loop={"go": str(go)}))

@@ -108,7 +108,7 @@ def test_the_file_of_a_dead_rank_is_read_unless_it_is_of_an_earlier_run(tmp_path
     [
         'Thread 7 (idle): "MonitoringThread(f)"\n    _monitor_target (/x/ray/thread_runner.py:61)\n'
         'Thread 8 (idle): "TrainingThread(f)"\n    fetch (/app/load.py:31)\n    train (/app/train.py:9)\n'
-        "    _run_target (/x/ray/thread_runner.py:37)\n",
+        "    ThreadRunner.run.<locals>._run_target (/x/ray/thread_runner.py:37)\n",
         'Thread 0x1 (most recent call first):\n  File "/app/load.py", line 31 in fetch\n  File "/app/train.py", line 9 in train\n'
         '  File "/x/ray/thread_runner.py", line 37 in _run_target\n\nThread 0x2 (most recent call first):\n  File "/q.py", line 1 in get\n',
     ],
