@@ -72,12 +72,12 @@ def ask_run(name: str, address: str, say: Callable[[str], None]) -> Asked:
             )
         workers = Workers(run)
         say(f"asking {len(run)} ranks")
-        before = judge(gather(workers, run.armed), {}, len(run))
+        before = judge(gather(workers, run.armed, at_end=False), {}, len(run))
         if len(before.gathered.died) == len(run):
             raise UsageError(f"the workers of run {name!r} are gone", help=("its report is under <run>/nccl_guard/",))
         say("asking them again, to see whether they move")
         time.sleep(APART_S)
-        gathered = gather(workers, run.armed)
+        gathered = gather(workers, run.armed, at_end=False)
         after = judge(gathered, ends(len(run), gathered, {}), len(run))
     finally:
         ray.shutdown()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -53,10 +53,12 @@ class FlightWatch:
         if ended_badly(status, self.workers.group):
             collected = self._collect(getattr(status, "worker_statuses", {}))
             self._publish(collected)
-        self.clean_up()
+            self.clean_up(collected.gathered.answered)
+        else:
+            self.clean_up()
 
     def _collect(self, statuses: Mapping[int, Any]) -> Collected:
-        gathered = gather(self.workers, self.armed)
+        gathered = gather(self.workers, self.armed, at_end=True)
         return judge(gathered, ends(len(self.workers), gathered, statuses), len(self.workers))
 
     def _publish(self, collected: Collected) -> None:
@@ -86,9 +88,10 @@ class FlightWatch:
             },
         )
 
-    def clean_up(self, within_s: float = _REMOVE_S) -> None:
-        """Remove the folder on every node, by its first worker; one whose workers are all dead keeps a folder in /tmp."""
-        first = {armed.node: armed for armed in reversed(self.armed) if armed.folder}
+    def clean_up(self, answering: Container[int] | None = None, *, within_s: float = _REMOVE_S) -> None:
+        """Remove the folder on every node, by the first of its workers that answers (None: any of them should)."""
+        able = [armed for armed in self.armed if armed.folder and (answering is None or armed.rank in answering)]
+        first = {armed.node: armed for armed in reversed(able)}
         if first:
             ranks = [armed.rank for armed in first.values()]
             folders = [(armed.folder,) for armed in first.values()]

@@ -24,14 +24,17 @@ _PATIENCE_S = 15.0
 _NODE_S = 45.0
 
 
-def gather(workers: Workers, armed: Sequence[Armed]) -> Gathered:
-    """Ask all, wait at most `_PULL_S`, then ask the nodes of those without an answer, at most `_NODE_S`."""
+def gather(workers: Workers, armed: Sequence[Armed], *, at_end: bool) -> Gathered:
+    """Ask all, wait at most `_PULL_S`, then ask the nodes of those without an answer, at most `_NODE_S`.
+
+    `at_end`: the group is about to be shut down, and a node without an answering rank has no use for its folder any more.
+    """
     started_s = time.monotonic()
     answers = workers.ask(flight_pull.pull, deadline_s=_PULL_S, patience_s=_patience_s)
     answered = {a.rank: a.value for a in answers if a.ok}
     notes = [f"rank {a.rank} could not be asked: {a.raised!r}" for a in answers if a.raised is not None]
     without = [a for a in answers if not a.ok]
-    left = _ask_nodes(without, armed, notes) if without else {}
+    left = _ask_nodes(without, armed, notes, at_end) if without else {}
     return Gathered(
         answered=answered,
         left=left,
@@ -46,8 +49,9 @@ def _patience_s(answer: Answer) -> float | None:
     return _PATIENCE_S if answer.ok else None
 
 
-def _ask_nodes(without: Sequence[Answer], armed: Sequence[Armed], notes: list[str]) -> dict[int, Pulled]:
+def _ask_nodes(without: Sequence[Answer], armed: Sequence[Armed], notes: list[str], at_end: bool) -> dict[int, Pulled]:
     alive = {a.rank for a in without if a.died is None}
+    answering = {worker.node for worker in armed if worker.rank not in {a.rank for a in without}}
     by_node: dict[str, list[Armed]] = {}
     for worker in armed:
         if worker.rank in {a.rank for a in without}:
@@ -56,7 +60,7 @@ def _ask_nodes(without: Sequence[Answer], armed: Sequence[Armed], notes: list[st
     for node, ranks in by_node.items():
         pinned = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
         task: Any = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=pinned)(flight_pull.left_on_node)
-        refs[task.remote(ranks, [r.rank for r in ranks if r.rank in alive])] = node
+        refs[task.remote(ranks, [r.rank for r in ranks if r.rank in alive], at_end and node not in answering)] = node
     done, late = ray.wait(list(refs), num_returns=len(refs), timeout=_NODE_S)
     found: dict[int, Pulled] = {}
     for ref in done:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from ray_nccl_guard.flight.dump import Frame
-from ray_nccl_guard.ray_train.recorder import STACKS_SIGNAL, Armed
+from ray_nccl_guard.ray_train.recorder import STACKS_SIGNAL, Armed, remove
 
 # A dump holds 2,000 records; a larger file is not one of this run's (0.4 MB each on the benchmark's, flight.py).
 _MOST_BYTES = 64 << 20
@@ -137,13 +137,18 @@ def _frames(frame: FrameType | None) -> tuple[Frame, ...]:
     return tuple(found)
 
 
-def left_on_node(ranks: Sequence[Armed], alive: Sequence[int]) -> dict[int, Pulled]:
+def left_on_node(ranks: Sequence[Armed], alive: Sequence[int], remove_folder: bool = False) -> dict[int, Pulled]:
     """Runs in a task on the node of workers that gave no answer: their files, and the stacks of those that live.
 
     Args:
         alive: of `ranks`, those whose process Ray does not call dead.
+        remove_folder: nobody else is there to do it.
     """
-    return {armed.rank: _left_by(armed, armed.rank in alive) for armed in ranks}
+    found = {armed.rank: _left_by(armed, armed.rank in alive) for armed in ranks}
+    if remove_folder:
+        for folder in {armed.folder for armed in ranks if armed.folder}:
+            remove(folder)
+    return found
 
 
 def _left_by(armed: Armed, alive: bool) -> Pulled:
