@@ -16,7 +16,7 @@ from ray_nccl_guard.errors import GuardError
 from ray_nccl_guard.network import addresses
 from ray_nccl_guard.network.cells import Code
 from ray_nccl_guard.network.reach import connect
-from ray_nccl_guard.probe import launch, meet, parcel
+from ray_nccl_guard.probe import launch, look_around, meet, parcel
 
 # One store request by each rank per look; all together stay below 10,000 a second (see probe.store).
 LOOK_S = 0.02
@@ -44,6 +44,10 @@ class Place:
     device_index: int | None = None
     join_s: float = 60.0
     room: str = "probe"
+
+
+# What a leader may ask for; the functions of `look_around` come with the store's stage.
+_ASKED = (launch.run_rank, launch.settle, meet.meet, look_around.listen, look_around.look, look_around.stop)
 
 
 class LeaderLost(GuardError):
@@ -106,7 +110,7 @@ def join(place: Place) -> tuple[Any, str]:
 def _serve(store: Any, place: Place, address: str) -> int:
     functions: dict[str, Callable[..., Any]] = {
         "describe": lambda: describe(place, address),
-        **{function.__name__: function for function in (launch.run_rank, launch.settle, meet.meet)},
+        **{function.__name__: function for function in _ASKED},
     }
     pause_s = look_s(place.world_size)
     number = 0

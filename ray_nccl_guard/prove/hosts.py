@@ -10,7 +10,7 @@ from ray_nccl_guard.ladder import GLOO, Rung
 from ray_nccl_guard.network import grid
 from ray_nccl_guard.network.across import together
 from ray_nccl_guard.network.addresses import Library
-from ray_nccl_guard.network.findings import Host
+from ray_nccl_guard.network.findings import Host, Kind, NetworkFinding, ranks_of
 from ray_nccl_guard.network.grid import Matrix
 from ray_nccl_guard.network.stage import diagnose_rows
 from ray_nccl_guard.network.store import store_findings
@@ -50,9 +50,25 @@ def network_findings(hosts: Sequence[Host], met: Sequence[Meeting], task: RankTa
         absent=absent,
     )
     rows = [meeting.row for meeting in met if meeting.row is not None]
+    backend = GLOO if task.backend == GLOO else "nccl"
     if not any(f.decides for f in found):
-        found += diagnose_rows(rows, hosts, GLOO if task.backend == GLOO else "nccl")
+        found += diagnose_rows(rows, hosts, backend)
+    elif found[0].kind is Kind.STORE and rows:
+        found = (_explained(found[0], diagnose_rows(rows, hosts, backend), hosts), *found[1:])
     return tuple(f.finding() for f in found)
+
+
+def _explained(store: NetworkFinding, around: Sequence[NetworkFinding], hosts: Sequence[Host]) -> NetworkFinding:
+    """The store's finding with what the hosts see of each other: the store alone cannot tell its host's fault from everybody's."""
+    if not around:
+        return store
+    met, bracket, _guess = store.text.partition("): ")
+    text = f"{met}{')' if bracket else ''}; {'; '.join(one.text for one in around[:3])}"
+    if any(one.kind is Kind.ALL_PAIRS for one in around):
+        return replace(store, text=text, hosts=(), ranks=ranks_of(hosts))
+    blamed = [one for one in around if one.decides] or around
+    ranks = sorted({rank for one in blamed for rank in one.ranks})
+    return replace(store, text=text, hosts=tuple(name for one in blamed for name in one.hosts), ranks=tuple(ranks))
 
 
 def matrix(hosts: Sequence[Host], met: Sequence[Meeting]) -> Matrix | None:

@@ -11,8 +11,9 @@ from ray_nccl_guard.facts import Finding, RankFacts
 from ray_nccl_guard.guard import GroupLost, Proof
 from ray_nccl_guard.ladder import Rung
 from ray_nccl_guard.network.grid import Matrix
+from ray_nccl_guard.network.plan import first_round, row
 from ray_nccl_guard.network.stage import MARGIN_S, longest_s
-from ray_nccl_guard.probe import launch, meet, memory, store
+from ray_nccl_guard.probe import launch, look_around, meet, memory, store
 from ray_nccl_guard.probe.meet import Meeting
 from ray_nccl_guard.probe.spec import Outcome, ProbeResult, ProbeSpec, RankTask, Step
 from ray_nccl_guard.probe.workers import Answer, WorkerGroup, values
@@ -105,12 +106,31 @@ class Prover:
         )
         values(answers)
         met = tuple(a.value for a in answers if a.ok)
+        lost = any(not a.ok for a in answers)
+        if not lost and any(not meeting.reach.ok for meeting in met):
+            met = self._look_around(tasks, met)
         found = hosts.network_findings(self.hosts, met, tasks[0])
         seen = hosts.matrix(self.hosts, met)
-        if any(not a.ok for a in answers):
+        if lost:
             results = [hosts.met_result(a.value) if a.ok else lost_result(a) for a in answers]
             raise GroupLost(results, found, seen)
         return met, found, seen
+
+    def _look_around(self, tasks: list[RankTask], met: tuple[Meeting, ...]) -> tuple[Meeting, ...]:
+        """The meetings with rows of their own: hosts that cannot exchange through the store are led through one round."""
+        speakers = [host.rank for host in self.hosts]
+        own = [(tasks[rank], self.facts[rank].addresses) for rank in speakers]
+        margin_s = self.spec.peers_s + MARGIN_S
+        try:
+            listening = self.workers.ask(look_around.listen, own, deadline_s=margin_s, ranks=speakers)
+            targets = [a.value for a in listening if a.ok and a.value is not None]
+            pairs = first_round(speakers)
+            wanted = [(*mine, [t for t in targets if t.rank in row(pairs, mine[0].rank)]) for mine in own]
+            rows = self.workers.ask(look_around.look, wanted, deadline_s=margin_s, ranks=speakers)
+        finally:
+            self.workers.ask(look_around.stop, deadline_s=margin_s, ranks=speakers)
+        seen = {a.rank: a.value for a in rows if a.ok}
+        return tuple(replace(meeting, row=seen.get(meeting.rank, meeting.row)) for meeting in met)
 
     def _met_patience_s(self, answer: Answer) -> float | None:
         if answer.ok and answer.value.row is not None:
