@@ -18,7 +18,7 @@ from ray_nccl_guard.policy import Action, Policy
 from ray_nccl_guard.probe.spec import Outcome, ProbeSpec
 from ray_nccl_guard.prove.prover import Prover
 from ray_nccl_guard.prove.worlds import Worlds
-from ray_nccl_guard.ray_train import later_groups, on_worker, publish
+from ray_nccl_guard.ray_train import earlier, later_groups, on_worker, publish
 from ray_nccl_guard.ray_train.errors import GuardRestart, NcclInitRefused
 from ray_nccl_guard.ray_train.flight_collect import FlightWatch
 from ray_nccl_guard.ray_train.group import TrainingGroup
@@ -159,6 +159,8 @@ class GuardedStart:
             timings_s={**report.timings_s, "guard": time.monotonic() - self.started_s},
         )
         self.run_state.decision = report.decision
+        if report.verdict.failure is not FailureClass.OK:
+            report = report.with_changes(notes=(*report.notes, *earlier.since_last_good(report, self.workers)))
         return publish.write(report, self.workers)
 
     def _train_on(self, report: Report, preflight: Preflight, watch: FlightWatch) -> None:

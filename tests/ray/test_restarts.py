@@ -6,6 +6,7 @@ import os
 
 from ray_nccl_guard import GuardedTorchConfig, Policy
 from tests.ray.conftest import train_and_note
+from tests.ray.faults import Fault
 from tests.ray.test_fit import QUICK, trained_on
 
 
@@ -40,3 +41,11 @@ def test_an_elastic_job_is_guarded_at_the_size_it_gets(fit):
     run = fit(GuardedTorchConfig(backend="gloo", probe=QUICK), workers=(1, 2))
     assert run.error is None and run.report["action"] == "proceed"
     assert run.report["world_size"] == len(run.metrics) in (1, 2)
+
+
+def test_a_failure_is_compared_with_the_last_run_of_the_storage_that_passed(fit, tmp_path):
+    trained_on(fit(GuardedTorchConfig(backend="gloo", probe=QUICK), name="good"), "gloo")
+    fault = Fault("child", "all_reduce", "abort", rank=1, once=str(tmp_path / "once"))
+    run = fit(GuardedTorchConfig(backend="gloo", probe=QUICK), name="bad", loop={"fault": fault})
+    said = [note for note in run.report["notes"] if "passed" in note]
+    assert said, run.report["notes"]
