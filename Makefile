@@ -11,7 +11,7 @@ quickstart: $(VENV)/.installed
 	$(BIN)/python examples/quickstart.py
 
 test: $(VENV)/.installed-test
-	@$(MAKE) --no-print-directory test-unit test-process test-fakegpu test-ray
+	@$(MAKE) --no-print-directory -k test-unit test-process test-fakegpu test-ray
 
 test-unit test-process test-fakegpu test-ray test-net: test-%: $(VENV)/.installed-test
 	@echo "== tests/$*"

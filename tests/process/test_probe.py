@@ -248,7 +248,7 @@ def test_what_the_kernel_says_of_a_death_is_evidence():
 
     def report_and_die() -> None:
         with open("/dev/kmsg", "w") as log:
-            log.write(message)
+            log.write(message + "\n")  # without it the record stays open for more, and no reader sees it
         os.abort()
 
     if not os.access("/dev/kmsg", os.W_OK | os.R_OK):
