@@ -16,7 +16,7 @@ from ray_nccl_guard.flight.words import ranks as named
 from ray_nccl_guard.ray_train import flight_live
 from ray_nccl_guard.ray_train.flight_ends import ends
 from ray_nccl_guard.ray_train.flight_gather import gather
-from ray_nccl_guard.ray_train.flight_judge import Collected, dumps_by_recorder, judge
+from ray_nccl_guard.ray_train.flight_judge import Collected, judge
 from ray_nccl_guard.ray_train.probe_cluster import _connect as connect
 from ray_nccl_guard.ray_train.workers import Workers
 from ray_nccl_guard.verdict import Certainty
@@ -87,7 +87,7 @@ def ask_run(name: str, address: str, say: Callable[[str], None]) -> Asked:
 
 def save(collected: Collected, folder: Path) -> None:
     """Write the dumps, one folder per recorder, and the stacks."""
-    for recorder, packed in dumps_by_recorder(collected.gathered).items():
+    for recorder, packed in collected.kept().items():
         _write(folder / recorder, {name: zlib.decompress(data) for name, data in packed.items()})
     of = collected.gathered.of
     _write(folder / "stacks", {f"rank_{r}.txt": of(r).stacks.encode() for r in collected.ends if of(r).stacks})

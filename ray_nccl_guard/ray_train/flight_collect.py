@@ -12,7 +12,7 @@ from ray_nccl_guard.flight import Kind
 from ray_nccl_guard.ray_train import flight_live, publish, recorder, storage
 from ray_nccl_guard.ray_train.flight_ends import ends, of_a_collective
 from ray_nccl_guard.ray_train.flight_gather import gather
-from ray_nccl_guard.ray_train.flight_judge import Collected, Unpacked, dumps_by_recorder, judge
+from ray_nccl_guard.ray_train.flight_judge import Collected, Unpacked, judge
 from ray_nccl_guard.ray_train.recorder import Armed
 from ray_nccl_guard.ray_train.run_folder import run_folder
 from ray_nccl_guard.ray_train.workers import Workers
@@ -132,7 +132,7 @@ def _store(filesystem: Any, folder: str, collected: Collected) -> str:
     of = collected.gathered.of
     stacks = {f"rank_{rank}.txt": text.encode() for rank in collected.ends if (text := of(rank).stacks)}
     parts: dict[str, Callable[[], Mapping[str, bytes]]] = {
-        recorder: partial(Unpacked, packed) for recorder, packed in dumps_by_recorder(collected.gathered).items()
+        recorder: partial(Unpacked, packed) for recorder, packed in collected.kept().items()
     }
     parts |= {"stacks": lambda: stacks, "verdict": lambda: {"verdict.txt": collected.text().encode()}}
     for name, make in parts.items():

@@ -38,7 +38,7 @@ def gather(workers: Workers, armed: Sequence[Armed], *, at_end: bool) -> Gathere
     return Gathered(
         answered=answered,
         left=left,
-        died={a.rank: _first_line(a.died) for a in answers if a.died is not None},
+        died={a.rank: _why_dead(a.died) for a in answers if a.died is not None},
         silent=tuple(a.rank for a in answers if a.silent),
         notes=tuple(notes),
         seconds=time.monotonic() - started_s,
@@ -72,6 +72,12 @@ def _ask_nodes(without: Sequence[Answer], armed: Sequence[Armed], notes: list[st
         ray.cancel(ref, force=True)
         notes.append(f"node {refs[ref][:12]} gave no files within {_NODE_S:g} s")
     return found
+
+
+def _why_dead(error: Exception) -> str:
+    """Ray tells the exit of the process, if it saw it, in a later line than that the actor died."""
+    detail = next((line.strip() for line in str(error).splitlines() if "exit detail:" in line), "")
+    return detail.partition("exit detail:")[2].strip() or _first_line(error)
 
 
 def _first_line(error: Exception) -> str:

@@ -26,12 +26,14 @@ class Collected:
 
     Attributes:
         recorder: whose dumps decided: `gloo`, `nccl2` or `nccl`; empty if there was none.
+        recorders: those that held any call; the others' dumps are empty and not kept.
         ends: how each rank ended.
         recorded: how many calls each rank has made, to see whether a run moves.
     """
 
     verdict: FlightVerdict
     recorder: str
+    recorders: tuple[str, ...]
     ends: Mapping[int, End]
     gathered: Gathered
     recorded: Mapping[int, int]
@@ -43,6 +45,10 @@ class Collected:
         if own and set(self.verdict.culprit_ranks) <= own:
             return FailureClass.USER_CODE_NOT_INFRA
         return self.verdict.failure
+
+    def kept(self) -> dict[str, dict[str, bytes]]:
+        """The compressed dumps that are worth a file, by recorder."""
+        return {name: packed for name, packed in dumps_by_recorder(self.gathered).items() if name in self.recorders}
 
     def to_json(self) -> dict[str, Any]:
         """The key `flight` of a run's report: what `flight --json` says, and how the ranks ended."""
@@ -103,21 +109,30 @@ class Unpacked(Mapping[str, bytes]):
 
 def judge(gathered: Gathered, ends: Mapping[int, End], world_size: int) -> Collected:
     """Diagnose each recorder's dumps and keep the one that says most."""
+    used: list[str] = []
     best: tuple[tuple[int, ...], str, FlightVerdict, dict[int, int]] | None = None
     for number, (recorder, packed) in enumerate(dumps_by_recorder(gathered).items()):
         loaded = flight.load(Unpacked(packed), world_size=world_size, members=_members(gathered))
         recorded = {rank: dump.records + dump.dropped for rank, dump in loaded.by_rank.items()}
         if not any(recorded.values()):
             continue
+        used.append(recorder)
         verdict = flight.diagnose(loaded)
         strength = (verdict.kind is not Kind.NONE, verdict.certainty.strength, sum(recorded.values()), -number)
         if best is None or strength > best[0]:
             best = (strength, recorder, verdict, recorded)
     if best is None:
         verdict = flight.diagnose(flight.load({}, world_size=world_size))
-        return Collected(verdict=verdict, recorder="", ends=ends, gathered=gathered, recorded={})
+        return Collected(verdict=verdict, recorder="", recorders=(), ends=ends, gathered=gathered, recorded={})
     _, recorder, verdict, recorded = best
-    return Collected(verdict=_with_ends(verdict, ends), recorder=recorder, ends=ends, gathered=gathered, recorded=recorded)
+    return Collected(
+        verdict=_with_ends(verdict, ends),
+        recorder=recorder,
+        recorders=tuple(used),
+        ends=ends,
+        gathered=gathered,
+        recorded=recorded,
+    )
 
 
 def dumps_by_recorder(gathered: Gathered) -> dict[str, dict[str, bytes]]:
