@@ -37,7 +37,7 @@ def name(evidence: Evidence, sightings: Sequence[Sighting], top: Weighed) -> tup
     if own and not (own >= everybody and len(everybody) > 1):
         return tuple(sorted(own))
     if top.failure in (_F.REMOTE_PEER_DIED, _F.COLLECTIVE_TIMEOUT_DESYNC, _F.INIT_TIMEOUT_HANG, _F.MISSING_RANK):
-        return _silent(evidence, sightings)
+        return _silent(evidence, sightings, top)
     failed = {r.rank for r in evidence.with_outcome(Outcome.FAILED, Outcome.DIED) if r.rank is not None}
     return tuple(sorted(failed)) if failed and failed < everybody else ()
 
@@ -46,7 +46,7 @@ def _listed(text: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d{1,6}", text)]
 
 
-def _silent(evidence: Evidence, sightings: Sequence[Sighting]) -> tuple[int, ...]:
+def _silent(evidence: Evidence, sightings: Sequence[Sighting], top: Weighed) -> tuple[int, ...]:
     """Ranks of a known world that complain of nothing while others do: no record, or none of the complaints."""
     complaints = [s for s in sightings if s.rule.role in (RuleRole.SYMPTOM, RuleRole.CASCADE)]
     complaining = {rank_of(s) for s in complaints if s.rule.blames is not Blames.RELAY}
@@ -55,5 +55,8 @@ def _silent(evidence: Evidence, sightings: Sequence[Sighting]) -> tuple[int, ...
     cut_short = (Outcome.OK, Outcome.WAITING)  # ended by the guard, so their silence means nothing
     absent = {r.rank for r in evidence.ranks if r.outcome not in cut_short} - complaining
     absent |= set(range(evidence.world_size)) - {r.rank for r in evidence.ranks}
+    others = {r.rank for r in evidence.ranks} - complaining
+    if top.failure is _F.REMOTE_PEER_DIED and not absent and len(others) == 1:
+        absent = others  # all but one speak of a peer that went, in the time that each had to fail by itself
     quiet = {r for r in absent if r is not None}
     return tuple(sorted(quiet)) if 0 < len(quiet) <= max(1, evidence.world_size // 2) else ()

@@ -21,6 +21,7 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 
 from ray_nccl_guard import GuardedTorchConfig, ProbeSpec
+from tests.fakegpu.ranks import abandoned_shared_memory
 
 
 def fit(request: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -32,7 +33,7 @@ def fit(request: dict[str, Any], folder: Path) -> dict[str, Any]:
     loop: dict[str, Any] = {"notes": str(notes), **request.get("loop", {})}
     if (module := request.get("brings")) is not None:
         loop["from_a_module"] = importlib.import_module(module).Setting()  # unpickled, and so imported, in every worker
-    before = shared_memory()
+    before = abandoned_shared_memory()
     started_s = time.monotonic()
     error = None
     try:
@@ -71,20 +72,15 @@ def fit(request: dict[str, Any], folder: Path) -> dict[str, Any]:
     }
 
 
-def shared_memory() -> set[str]:
-    return {name for name in os.listdir("/dev/shm") if name.startswith("nccl-")}
-
-
 def left(before: set[str], within_s: float = 20.0) -> list[str]:
     """What is still taken `within_s` behind a fit(): CPUs, GPUs, processes of a probe of this session, NCCL's files."""
-    files = shared_memory() - before  # of this run or of others on this machine, whose come and go: each by its name
     end_s = time.monotonic() + within_s
     while True:
         free, all_of = ray.available_resources(), ray.cluster_resources()
         found = [
             f"{kind}: {free.get(kind, 0)} of {all_of[kind]}" for kind in ("CPU", "GPU") if free.get(kind) != all_of[kind]
         ]
-        found += [f"process {pid}" for pid in probes()] + sorted(shared_memory() & files)
+        found += [f"process {pid}" for pid in probes()] + sorted(abandoned_shared_memory() - before)
         if not found or time.monotonic() > end_s:
             return found
         time.sleep(0.1)

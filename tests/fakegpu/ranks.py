@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import select
 import signal
 import socket
@@ -53,6 +54,17 @@ def free_port() -> int:
                 return port
             except OSError:
                 continue
+
+
+def abandoned_shared_memory() -> set[str]:
+    """NCCL's files in /dev/shm that no living process maps: what a run in progress uses, be it somebody else's, is not meant."""
+    files = {path.name for path in Path("/dev/shm").glob("nccl-*")}
+    for maps in Path("/proc").glob("[0-9]*/maps") if files else ():
+        try:
+            files -= set(re.findall(r"/dev/shm/(nccl-\w+)", maps.read_text()))
+        except OSError:
+            continue  # it ended while we looked
+    return files
 
 
 class Ranks:

@@ -11,6 +11,8 @@ from tests.fakegpu.double import Double
 from tests.fakegpu.fits import Fit, Fits
 from tests.fakegpu.matrix import NEW
 
+pytestmark = pytest.mark.timeout(400)  # of which a fit() of two workers takes 12 s on an idle machine
+
 QUICK = {"store_s": 10, "comm_init_s": 8, "comm_init_per_rank_s": 0, "collective_s": 8, "device_s": 20}
 
 

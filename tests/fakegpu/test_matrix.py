@@ -14,7 +14,7 @@ import torch
 
 from tests.fakegpu.double import Double
 from tests.fakegpu.matrix import BACKENDS, CASES, PATIENT, Case
-from tests.fakegpu.ranks import Ranks
+from tests.fakegpu.ranks import Ranks, abandoned_shared_memory
 
 BODY = "tests.fakegpu.guarded:preflight"
 
@@ -34,7 +34,7 @@ def named(case: Case, backend: str) -> Any:
     ("case", "backend"), [named(case, b) for case in CASES for b in BACKENDS if case.backend in ("", b)]
 )
 def test_a_fault_is_named_and_dealt_with(case: Case, backend: str, server: Ranks, double: Double, tmp_path: Path) -> None:
-    shared_before = shared_memory()
+    shared_before = abandoned_shared_memory()
     env = {**double.env(devices=8, state=tmp_path, fault=case.fault, **case.options), **case.env}
     env = {
         name: value for name, value in env.items() if name.startswith(("FAKE_", "NCCL_", "CUDA_"))
@@ -99,16 +99,11 @@ def said(report: dict[str, Any]) -> str:
     return "\n".join([*lines, *(f"  {q['rank']} {q['role']}: {q['text'][:200]}" for q in report["verdict"]["evidence"])])
 
 
-def shared_memory() -> set[str]:
-    return {name for name in os.listdir("/dev/shm") if name.startswith("nccl-")}
-
-
 def nothing_left(state: Path, shared_before: set[str], within_s: float = 10.0) -> None:
-    """No process that was started for this case, and none of NCCL's files. Others use this machine too: theirs come and go."""
-    files = shared_memory() - shared_before
+    """No process that was started for this case, and none of NCCL's files."""
     end_s = time.monotonic() + within_s
-    while (processes := of_case(state)) or shared_memory() & files:
-        assert time.monotonic() < end_s, f"left: processes {processes}, files {shared_memory() & files}"
+    while left := [*of_case(state), *sorted(abandoned_shared_memory() - shared_before)]:
+        assert time.monotonic() < end_s, f"left: processes and files {left}"
         time.sleep(0.05)
 
 
