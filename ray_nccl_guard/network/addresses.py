@@ -89,17 +89,20 @@ def gather(env: Mapping[str, str], *, node_ip: str = "", deadline_s: float = 5.0
 
 
 def choose(
-    env: Mapping[str, str], available: Sequence[Interface], *, own_name: str = "", node_ip: str = ""
+    env: Mapping[str, str], available: Sequence[Interface], *, own_name: str | None = "", node_ip: str = ""
 ) -> AddressChoice:
     """The addresses that NCCL and gloo would take here.
 
     Args:
         env: the environment that the training process will have.
         available: this host's interfaces in the kernel's order.
-        own_name: the first bindable address that the host's own name resolves to, empty if there is none.
+        own_name: the first bindable address that the host's own name resolves to, empty if there is none, None if that is
+            not known; then `node_ip` is taken for it, since nothing may be held against a host that was only busy.
         node_ip: the address at which Ray reaches this host.
     """
-    chosen = {Library.NCCL: _nccl(env, available), Library.GLOO: _gloo(env, available, own_name)}
+    why = "the host's own name resolves to it" if own_name is not None else "assumed: its own name did not resolve in time"
+    own_name = node_ip if own_name is None else own_name
+    chosen = {Library.NCCL: _nccl(env, available), Library.GLOO: _gloo(env, available, own_name, why)}
     problems = [problem for library, taken in chosen.items() for problem in _problems(library, taken, env, available)]
     return AddressChoice(
         nccl=chosen[Library.NCCL], gloo=chosen[Library.GLOO], node_ip=node_ip, problems=tuple(problems),
@@ -148,7 +151,7 @@ def _matches(name: str, pattern: str) -> bool:
     return hit is not exclude
 
 
-def _gloo(env: Mapping[str, str], available: Sequence[Interface], own_name: str) -> Chosen:
+def _gloo(env: Mapping[str, str], available: Sequence[Interface], own_name: str, why: str) -> Chosen:
     """torch's rule (ProcessGroupGloo.cpp): GLOO_SOCKET_IFNAME exactly, else the own host name, else loopback."""
     wanted = env.get("GLOO_SOCKET_IFNAME", "")
     if wanted:
@@ -160,7 +163,7 @@ def _gloo(env: Mapping[str, str], available: Sequence[Interface], own_name: str)
         return Chosen(address=first.address, interface=first.name, why=f"GLOO_SOCKET_IFNAME={wanted}")
     if own_name:
         holder = next((i.name for i in available if i.address == own_name), "")
-        return Chosen(address=own_name, interface=holder, why="the host's own name resolves to it")
+        return Chosen(address=own_name, interface=holder, why=why)
     return Chosen(address="127.0.0.1", interface="lo", why="the host's own name resolves to no address of this host")
 
 

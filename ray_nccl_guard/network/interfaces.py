@@ -110,13 +110,16 @@ def resolve(name: str, deadline_s: float) -> tuple[tuple[str, ...], str]:
     return tuple(json.loads(done.stdout)), ""
 
 
-def own_name_address(deadline_s: float = 5.0) -> str:
+def own_name_address(deadline_s: float = 5.0) -> str | None:
     """The address that gloo takes when told nothing: the first one of the own host name that can be bound, else empty.
 
-    5 s is glibc's wait for one name server (resolv.conf(5), `timeout:`).
+    None if the answer did not come in time: on a busy host that says nothing of the name. 5 s is glibc's wait for one name
+    server (resolv.conf(5), `timeout:`).
     """
-    end_s = time.monotonic() + deadline_s
-    found, _ = resolve(socket.gethostname(), end_s - time.monotonic())
+    started_s = time.monotonic()
+    found, why = resolve(socket.gethostname(), deadline_s)
+    if why and time.monotonic() - started_s >= deadline_s:
+        return None
     return next((address for address in found if _can_bind(address)), "")
 
 

@@ -23,7 +23,7 @@ LOOK_S = 0.02
 _REQUESTS_PER_S = 10_000.0
 # A leader that asks nothing for this long is gone: its longest wait of its own is for ranks that join, see `Place.join_s`.
 IDLE_S = 600.0
-_NAME_S = 2.0  # as for Ray's workers (ray_train.on_worker)
+_NAME_S = 5.0  # as for Ray's workers (ray_train.on_worker)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ import ray
 from ray_nccl_guard import facts
 from ray_nccl_guard.network import addresses
 
-_NAME_S = 2.0  # a name server that answers later than this is not asked by gloo in a healthy start either
+_NAME_S = 5.0  # glibc's wait for one name server (resolv.conf(5)); a slower answer counts as not known
 
 
 def describe(rank: int) -> facts.RankFacts:

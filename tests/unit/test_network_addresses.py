@@ -224,3 +224,14 @@ def test_the_second_round_is_the_rows_and_columns_of_the_host_at_fault(seed: int
 def test_a_cluster_wide_fault_asks_for_no_second_round():
     cells = [Cell(src=a, dst=b, code=Code.SYN_TIMEOUT) for a, b in first_round(range(256))]
     assert second_round(cells, range(256)) == frozenset()
+
+
+def test_a_name_that_did_not_resolve_in_time_is_not_held_against_the_host():
+    here = (Interface(name="lo", address="127.0.0.1"), Interface(name="eth0", address="10.0.0.5"))
+    unknown = choose({}, here, own_name=None, node_ip="10.0.0.5")
+    assert unknown.gloo.address == "10.0.0.5" and unknown.problems == ()
+    assert [p.trouble for p in choose({}, here, own_name="", node_ip="10.0.0.5").problems] == [Trouble.LOOPBACK]
+
+
+def test_a_resolver_that_is_too_slow_gives_no_answer_rather_than_none_for_good():
+    assert own_name_address(deadline_s=0.0) is None
