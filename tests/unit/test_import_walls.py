@@ -93,7 +93,7 @@ def test_a_stage_imports_only_earlier_stages(path):
 
 def test_importing_the_package_loads_neither_torch_nor_ray_and_takes_no_time():
     program = (
-        "import sys, time; start = time.perf_counter(); import ray_nccl_guard; taken = time.perf_counter() - start\n"
+        "import sys, time; start = time.process_time(); import ray_nccl_guard; taken = time.process_time() - start\n"
         "assert 'torch' not in sys.modules and 'ray' not in sys.modules\n"
         "from ray_nccl_guard import Policy, ProbeSpec, FailureClass, current_report\n"
         "assert 'torch' not in sys.modules and 'ray' not in sys.modules\n"
@@ -108,7 +108,7 @@ def test_importing_the_package_loads_neither_torch_nor_ray_and_takes_no_time():
         times.append(float(done.stdout))
         if min(times) < 0.05:
             break
-        time.sleep(1)  # a busy machine is not a heavy import
+        time.sleep(1)
     assert min(times) < 0.05, f"import takes {min(times):.3f} s"
 
 
