@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("ray", reason="ray is not installed")
 from tests.ray.clusters import ROOT, environment, started
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 RULE = """
 failure = "no_gpu_visible"

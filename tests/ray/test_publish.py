@@ -20,6 +20,9 @@ from ray_nccl_guard import GuardedTorchConfig, Policy, ProbeSpec
 from ray_nccl_guard.ray_train import storage
 from tests.ray.conftest import Fit
 
+# Several fits on clusters of their own: part of .ci/run, not of make test.
+pytestmark = pytest.mark.slow
+
 QUICK = ProbeSpec(store_s=5, comm_init_s=5, comm_init_per_rank_s=0, collective_s=5)
 FALLS_BACK = {"policy": Policy.fallback(), "probe": QUICK}
 LOCAL = fs.LocalFileSystem()

@@ -16,6 +16,9 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("ray", reason="ray is not installed")
+
+# Several fits on clusters of their own: part of .ci/run, not of make test.
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 
 

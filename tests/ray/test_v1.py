@@ -32,7 +32,7 @@ def cases(tmp_path_factory) -> dict[str, dict]:
     return found
 
 
-pytestmark = pytest.mark.timeout(640)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(640)]
 
 
 def test_a_healthy_job_trains_and_has_its_report_where_result_path_shows(cases):
