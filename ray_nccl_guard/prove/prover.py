@@ -144,7 +144,8 @@ class Prover:
             launch.run_rank, [(task,) for task in tasks], deadline_s=longest, patience_s=self._patience_s
         )
         values(answers)
-        results = [a.value if a.ok else lost_result(a) for a in answers]
+        died = any(a.died is not None for a in answers)
+        results = [a.value if a.ok else without_answer(a, cut_short=died) for a in answers]
         if any(not a.ok for a in answers):
             raise GroupLost(results, found, seen)
         return tuple(self.settle(results))
@@ -204,6 +205,14 @@ def lost_result(answer: Answer) -> ProbeResult:
         outcome=Outcome.MISSING,
         error="the worker gave no answer: it is stopped, or something in it keeps the interpreter",
     )
+
+
+def without_answer(answer: Answer, *, cut_short: bool) -> ProbeResult:
+    """The result of a rank that had given none when the wait ended: lost, or only cut short because another had failed."""
+    if not (answer.silent and cut_short):
+        return lost_result(answer)
+    # It waits for the one that failed, longer than anybody waits for it: its silence says nothing.
+    return ProbeResult(rank=answer.rank, outcome=Outcome.WAITING, error="not waited for, because another rank had failed")
 
 
 def _launch_variables(fact: RankFacts, rank: int, world_size: int) -> dict[str, str]:

@@ -11,7 +11,7 @@ from ray_nccl_guard.facts import RankFacts
 from ray_nccl_guard.ladder import has_legacy
 from ray_nccl_guard.probe.launch import GRACE_S
 from ray_nccl_guard.probe.spec import Outcome, ProbeResult, ProbeSpec
-from ray_nccl_guard.prove.prover import lost_result
+from ray_nccl_guard.prove.prover import without_answer
 from ray_nccl_guard.ray_train import on_worker
 from ray_nccl_guard.ray_train.settings import GuardSettings
 from ray_nccl_guard.ray_train.workers import Answer, Workers, values
@@ -38,7 +38,9 @@ class TrainingGroup:
             longest_s = self.config.timeout_s + 90.0  # as plain TorchConfig: torch's own timeout bounds it
         answers = self.workers.ask(eager.join, [(task,) for task in tasks], deadline_s=longest_s, patience_s=_patience_s)
         values(answers)
-        return [a.value if a.ok else _without_answer(a, answers) for a in answers]
+        # NCCL does not tell the others: they wait in its initialisation for the one that failed.
+        failed = any(a.died is not None or (a.ok and a.value.outcome is Outcome.FAILED) for a in answers)
+        return [a.value if a.ok else without_answer(a, cut_short=failed) for a in answers]
 
     def _set_variables(self) -> str | None:
         port = self.workers.ask_one(0, on_worker.free_port, deadline_s=_VARIABLES_S)
@@ -87,15 +89,6 @@ class TrainingGroup:
             env=env,
             spec=self.spec,
         )
-
-
-def _without_answer(answer: Answer, answers: Sequence[Answer]) -> ProbeResult:
-    """The result of a rank that had given none when the wait ended: lost, or only cut short because another had failed."""
-    failed = any(a.died is not None or (a.ok and a.value.outcome is Outcome.FAILED) for a in answers)
-    if not answer.silent or not failed:
-        return lost_result(answer)
-    # NCCL does not tell the others: they wait in its initialisation for the one that failed.
-    return ProbeResult(rank=answer.rank, outcome=Outcome.WAITING, error="not waited for, because another rank had failed")
 
 
 def _patience_s(answer: Answer) -> float | None:
