@@ -17,6 +17,7 @@ from ray_nccl_guard.ray_train import flight_live
 from ray_nccl_guard.ray_train.flight_ends import ends
 from ray_nccl_guard.ray_train.flight_gather import gather
 from ray_nccl_guard.ray_train.flight_judge import Collected, judge
+from ray_nccl_guard.ray_train.flight_pull import Gathered
 from ray_nccl_guard.ray_train.probe_cluster import _connect as connect
 from ray_nccl_guard.ray_train.workers import Workers
 from ray_nccl_guard.verdict import Certainty
@@ -72,17 +73,22 @@ def ask_run(name: str, address: str, say: Callable[[str], None]) -> Asked:
             )
         workers = Workers(run)
         say(f"asking {len(run)} ranks")
-        before = judge(gather(workers, run.armed, at_end=False), {}, len(run))
-        if len(before.gathered.died) == len(run):
-            raise UsageError(f"the workers of run {name!r} are gone", help=("its report is under <run>/nccl_guard/",))
+        before = judge(_gather(workers, run), {}, len(run))
         say("asking them again, to see whether they move")
         time.sleep(APART_S)
-        gathered = gather(workers, run.armed, at_end=False)
+        gathered = _gather(workers, run)
         after = judge(gathered, ends(len(run), gathered, {}), len(run))
     finally:
         ray.shutdown()
     grown = {rank: count - before.recorded.get(rank, count) for rank, count in after.recorded.items()}
     return Asked(collected=after, moved={rank: more for rank, more in grown.items() if more > 0})
+
+
+def _gather(workers: Workers, run: flight_live.LiveRun) -> Gathered:
+    gathered = gather(workers, run.armed, at_end=False)
+    if len(gathered.died) == len(run):
+        raise UsageError(f"the workers of run {run.run_name!r} are gone", help=("its report is under <run>/nccl_guard/",))
+    return gathered
 
 
 def save(collected: Collected, folder: Path) -> None:

@@ -10,7 +10,8 @@ import pytest
 from ray_nccl_guard import GuardedTorchConfig, ProbeSpec, flight
 from tests.ray import flight_loops as loops
 
-pytestmark = pytest.mark.slow
+# A fit() takes 12 s alone, and minutes on a crowded two-core machine.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 # gloo ends a call after this; it is also how long a rank waits for another to join the warm-up on a busy machine.
 TIMEOUT_S = 15
