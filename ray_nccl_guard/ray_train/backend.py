@@ -104,7 +104,9 @@ class GuardedBackend(_TorchBackend):
             )
             publish.announce(publish.write(report, start.workers))
         except Exception as error:
-            log.warning("nccl_guard: the guard itself failed, and so did its report (%r); training goes on:\n%s", error, trace)
+            log.warning(
+                "nccl_guard: the guard itself failed, and so did its report (%r); training goes on:\n%s", error, trace
+            )
 
 
 def _default_backend(worker_group: Any) -> str:

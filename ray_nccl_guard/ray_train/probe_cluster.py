@@ -174,7 +174,8 @@ def _check_room(count: int, gpus: float) -> None:
     if has < count:
         where = "; ".join(f"{n['NodeManagerHostname']}: {_resources(n['Resources'], gpus)}" for n in nodes[:8])
         raise UsageError(
-            f"the cluster has room for {has} workers of {each}, not for {count} ({where})", help=(f"--num-workers {has}",) if has else ()
+            f"the cluster has room for {has} workers of {each}, not for {count} ({where})",
+            help=(f"--num-workers {has}",) if has else (),
         )
     free = ray.available_resources()
     if free.get("CPU", 0) < count or free.get("GPU", 0) < gpus * count:

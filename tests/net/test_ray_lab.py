@@ -42,7 +42,9 @@ def refuse_new(lab: Lab, sources: list[int], target: int, how: str = "drop") -> 
     """New connections of these hosts to `target` fail, but for those to Ray's ports."""
     verdict = {"drop": "drop", "reset": "reject with tcp reset"}[how]
     rules = [
-        f"ip saddr {lab.ip(source)} ct state new tcp dport != {{ {RAY_PORTS} }} {verdict}" for source in sources if source != target
+        f"ip saddr {lab.ip(source)} ct state new tcp dport != {{ {RAY_PORTS} }} {verdict}"
+        for source in sources
+        if source != target
     ]
     lab._nft(target, "input", *rules)
 
@@ -67,7 +69,9 @@ def outbound(lab: Lab) -> None:
 
 def heal(lab: Lab) -> None:
     for host in range(HOSTS):
-        subprocess.run(lab.command(host, ["nft", "delete", "table", "inet", "fault"]), capture_output=True, timeout=20, check=False)
+        subprocess.run(
+            lab.command(host, ["nft", "delete", "table", "inet", "fault"]), capture_output=True, timeout=20, check=False
+        )
         lab.own_name(host, lab.ip(host))
         subprocess.run(lab.command(host, ["ip", "link", "del", "cni0"]), capture_output=True, timeout=20, check=False)
 

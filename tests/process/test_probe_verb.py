@@ -91,7 +91,18 @@ def test_the_text_shows_every_rank_and_step():
     code, out, _ = run("probe", "--ranks", "2", "--backend", "gloo", "--collectives", "tp")
     assert code == 0 and out.startswith("ok: gloo passed pre-flight on 2 of 2 ranks")
     header, *rows = out[out.index("rank  host") :].splitlines()
-    assert header.split() == ["rank", "host", "device", "store", "peers", "import", "device", "comm_init", "collective", "teardown"]
+    assert header.split() == [
+        "rank",
+        "host",
+        "device",
+        "store",
+        "peers",
+        "import",
+        "device",
+        "comm_init",
+        "collective",
+        "teardown",
+    ]
     assert [row.split()[0] for row in rows] == ["0", "1"]
     assert "all_to_all" in out
 
@@ -113,7 +124,9 @@ def test_the_fallback_policy_exits_10():
     assert code == 10 and report["action"] == "fall_back" and report["backend_chosen"] == "gloo"
 
 
-@pytest.mark.parametrize("backends, wanted", [pytest.param(("gloo", "nccl"), 0, marks=pytest.mark.slow), (("nccl", "gloo"), 10)])
+@pytest.mark.parametrize(
+    "backends, wanted", [pytest.param(("gloo", "nccl"), 0, marks=pytest.mark.slow), (("nccl", "gloo"), 10)]
+)
 def test_backends_are_compared_in_one_run(backends, wanted):
     words = [word for backend in backends for word in ("--backend", backend)]
     code, out, _ = run("probe", "--ranks", "2", *words, "--json", CUDA_VISIBLE_DEVICES="")
@@ -145,7 +158,11 @@ def test_a_fault_of_size_is_located_as_a_size():
     assert code == 20
     assert (report["located"]["kind"], report["located"]["smallest"]) == ("threshold", 3), report["located"]
     assert "work and fail from 3 on" in report["located"]["sentence"]
-    assert [(line["world_size"], line["outcome"]) for line in report["sweep"]] == [(1, "passed"), (2, "passed"), (4, "failed")]
+    assert [(line["world_size"], line["outcome"]) for line in report["sweep"]] == [
+        (1, "passed"),
+        (2, "passed"),
+        (4, "failed"),
+    ]
 
 
 def test_a_hang_ends_at_its_deadline_and_names_its_rank():
@@ -157,7 +174,9 @@ def test_a_hang_ends_at_its_deadline_and_names_its_rank():
 
 def test_without_ray_rich_and_nvml_it_works_with_torch_alone():
     absent = "import sys; [sys.modules.__setitem__(n, None) for n in ('ray', 'rich', 'pynvml', 'jinja2', 'yaml', 'psutil')]"
-    program = f"{absent}; from ray_nccl_guard.cli import main; sys.exit(main(['probe', '--ranks', '2', '--backend', 'gloo']))"
+    program = (
+        f"{absent}; from ray_nccl_guard.cli import main; sys.exit(main(['probe', '--ranks', '2', '--backend', 'gloo']))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment(), capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
@@ -193,7 +212,9 @@ def test_wrong_flags_exit_2_with_a_sentence_and_without_importing_torch(words, s
     assert "Traceback" not in done.stderr and done.stdout == ""
 
 
-@pytest.mark.parametrize("how, code", [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(
+    "how, code", [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow), (signal.SIGKILL, -9)]
+)
 def test_a_probe_that_is_ended_takes_everything_with_it(how, code):
     process = start(
         "hang@1", "probe", "--ranks", "3", "--backend", "gloo", "--timeout", "100", module="tests.process.faulty_probe"

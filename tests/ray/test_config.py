@@ -48,7 +48,9 @@ def test_the_environment_is_read_in_the_driver_and_carried(monkeypatch):
     monkeypatch.setenv("RAY_NCCL_GUARD_POLICY", "fallback")
     settings = pickle.loads(pickle.dumps(GuardedTorchConfig(probe=ProbeSpec(store_s=3)))).guard
     assert settings.mode is Mode.OBSERVE and settings.policy.name == "fallback" and settings.probe.store_s == 3
-    assert GuardedTorchConfig(policy=Policy.strict()).guard.policy.name == "strict", "the argument comes before the environment"
+    assert GuardedTorchConfig(policy=Policy.strict()).guard.policy.name == "strict", (
+        "the argument comes before the environment"
+    )
     monkeypatch.setenv("RAY_NCCL_GUARD", "of")
     with pytest.raises(ValueError, match="RAY_NCCL_GUARD is one of"):
         GuardedTorchConfig()
