@@ -19,7 +19,7 @@ test-unit test-process test-fakegpu test-ray test-net: test-%: $(VENV)/.installe
 
 check: $(VENV)/.installed-test
 	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff format --check ray_nccl_guard tests benchmarks examples
 	$(BIN)/mypy ray_nccl_guard tests/typing/api.py
 
 # torch from PyPI is a CUDA build of several GB: the first run takes minutes and shows pip's progress.
