@@ -9,6 +9,8 @@ import pytest
 from ray_nccl_guard import GuardedTorchConfig, NcclInitRefused, Policy, ProbeSpec
 from tests.ray.faults import Fault
 
+# A variant of what its neighbours show, at 15 to 30 s each: part of .ci/run, not of make test.
+VARIANT = pytest.mark.slow
 QUICK = ProbeSpec(store_s=5, comm_init_s=5, comm_init_per_rank_s=0, collective_s=5)
 
 
@@ -68,6 +70,7 @@ def test_a_child_that_dies_or_hangs_once_is_tried_again_in_the_same_workers(fit,
     assert [a["group_attempt"] for a in run.report["attempts"]] == [1, 1], "no new workers for a dead child"
 
 
+@VARIANT
 def test_a_child_that_always_hangs_is_refused_with_its_rank(fit):
     run = fit(guarded(), loop={"fault": Fault("child", "all_reduce", "stop", rank=0)})
     assert isinstance(run.refused, NcclInitRefused), run.error
@@ -76,7 +79,7 @@ def test_a_child_that_always_hangs_is_refused_with_its_rank(fit):
     assert slowest < QUICK.collective_s + 2 + 2, "deadline + 2 s, and 2 s for two busy cores"
 
 
-@pytest.mark.parametrize("action", ["abort", "hang_gil", "stop"])
+@pytest.mark.parametrize("action", ["abort", pytest.param("hang_gil", marks=VARIANT), "stop"])
 def test_a_worker_lost_during_the_probe_is_replaced(fit, tmp_path, action):
     fault = Fault("worker", "TCPStore", action, rank=1, once=str(tmp_path / "once"))
     run = fit(guarded(), loop={"fault": fault})
@@ -85,7 +88,9 @@ def test_a_worker_lost_during_the_probe_is_replaced(fit, tmp_path, action):
     assert [a["group_attempt"] for a in run.report["attempts"]] == [1, 2], "fresh workers"
 
 
-@pytest.mark.parametrize("action", ["abort", "hang_gil", "stop", "raise"])
+@pytest.mark.parametrize(
+    "action", [pytest.param("abort", marks=VARIANT), "hang_gil", pytest.param("stop", marks=VARIANT), "raise"]
+)
 def test_a_training_group_that_fails_after_a_good_probe_gets_fresh_workers(fit, tmp_path, action):
     fault = Fault("worker", "init_process_group", action, rank=1, once=str(tmp_path / "once"))
     run = fit(guarded(), loop={"fault": fault})
@@ -95,6 +100,7 @@ def test_a_training_group_that_fails_after_a_good_probe_gets_fresh_workers(fit, 
     assert run.report["attempts"][1]["culprit_ranks"] == [1]
 
 
+@VARIANT
 def test_a_training_group_that_never_forms_is_refused_after_a_few_attempts(fit):
     run = fit(guarded(), loop={"fault": Fault("worker", "init_process_group", "abort", rank=1)})
     assert isinstance(run.refused, NcclInitRefused), run.error

@@ -90,6 +90,7 @@ def test_training_goes_on_and_the_report_says_what_broke(fit, stage, options, lo
         assert "Broken" in run.report["guard_error"] and run.report["action"] == "proceed", stage
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "stage, options", [("verdict", {"rules": [BROKEN_RULE]}), ("decision", {"policy": BrokenInTheDecision()})]
 )
