@@ -67,7 +67,7 @@ class Fits:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def fit(self, deadline_s: float = 150.0, **request: Any) -> Fit:
+    def fit(self, deadline_s: float = 400.0, **request: Any) -> Fit:
         """One guarded fit() (`fit_driver.fit` tells what `request` may hold).
 
         Raises:

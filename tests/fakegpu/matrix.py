@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
+# Of the installed package: without NVIDIA's libraries torch can only be imported under the double.
+TORCH = importlib.metadata.version("torch").split("+")[0]
 # torch 2.15's `nccl` is a new backend, and `nccl-legacy` the one that older versions call `nccl`.
-NEW = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) >= (2, 15)
+NEW = tuple(int(part) for part in TORCH.split(".")[:2]) >= (2, 15)
 BACKENDS = ("nccl", "nccl-legacy") if NEW else ("nccl",)
 
 # Faults that raise or die end by themselves: these deadlines only have to be out of the way of a busy machine.

@@ -11,9 +11,11 @@ from tests.fakegpu.double import Double
 from tests.fakegpu.fits import Fit, Fits
 from tests.fakegpu.matrix import NEW
 
-pytestmark = pytest.mark.timeout(400)  # of which a fit() of two workers takes 12 s on an idle machine
+pytestmark = pytest.mark.timeout(600)  # of which a fit() of two workers takes 12 s on an idle machine
 
-QUICK = {"store_s": 10, "comm_init_s": 8, "comm_init_per_rank_s": 0, "collective_s": 8, "device_s": 20}
+# Only a hang costs its deadline; whatever else fails here ends by itself, also on a machine that is busy with other things.
+PATIENT = {"store_s": 30, "comm_init_s": 40, "comm_init_per_rank_s": 0, "collective_s": 60, "device_s": 60, "import_s": 120}
+SHORT = {**PATIENT, "comm_init_s": 8}
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +31,7 @@ def fits(double: Double, tmp_path_factory: pytest.TempPathFactory) -> Iterator[F
 
 def fit(fits: Fits, fault: str = "", **request: Any) -> Fit:
     request["env"] = {"FAKE_FAULT": fault, **request.get("env", {})}
-    return fits.fit(**{"spec": QUICK, **request})
+    return fits.fit(**{"spec": PATIENT, **request})
 
 
 def trained_on(run: Fit, backend: str, workers: int = 2) -> None:
@@ -69,6 +71,7 @@ def same_losses(run: Fit) -> None:
         assert noted["losses"] == pytest.approx(noted["alone"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_nccl_that_breaks_from_512_kib_on_is_not_passed_by_a_small_message(fits: Fits) -> None:
     run = fit(fits, "allreduce:cuda700@bytes>=512K")
     trained_on(run, "gloo")
@@ -97,12 +100,13 @@ def test_a_training_group_that_fails_although_the_probe_passed_gets_fresh_worker
 
 @pytest.mark.slow
 def test_a_training_group_that_hangs_is_ended_at_its_deadline(fits: Fits) -> None:
-    run = fit(fits, "init:hang@rank1#2@shared")
+    run = fit(fits, "init:hang@rank1#2@shared", spec=SHORT)
     trained_on(run, "nccl-legacy" if NEW else "gloo")
     assert [a["origin"] for a in run.report["attempts"][:2]] == ["probe", "training_group"]
     assert run.report["attempts"][1]["failure"] == "init_timeout_hang"
 
 
+@pytest.mark.slow
 def test_a_slow_but_healthy_init_proceeds_and_shows_in_the_timings(fits: Fits) -> None:
     run = fit(fits, "init:delay=3000@rank1")
     trained_on(run, "nccl")
@@ -111,14 +115,14 @@ def test_a_slow_but_healthy_init_proceeds_and_shows_in_the_timings(fits: Fits) -
 
 @pytest.mark.slow
 def test_an_init_slower_than_its_deadline_that_still_logs_is_waited_for_once(fits: Fits) -> None:
-    run = fit(fits, "init:delay=11000@rank1@chatty#1@shared")
+    run = fit(fits, "init:delay=11000@rank1@chatty#1@shared", spec=SHORT)
     trained_on(run, "nccl")
     assert run.report["action"] == "proceed" and run.report["timings_s"]["comm_init"] > 10.0
 
 
 @pytest.mark.parametrize("module", ["asks_cuda", "uses_threads"])
 def test_a_users_module_that_spoils_a_fork_at_import_costs_a_healthy_job_nothing(fits: Fits, module: str) -> None:
-    run = fit(fits, brings=f"tests.fakegpu.{module}", spec={**QUICK, "import_s": 120})
+    run = fit(fits, brings=f"tests.fakegpu.{module}")
     trained_on(run, "nccl")
     assert run.report["action"] == "proceed" and run.report["verdict"]["failure"] == "ok"
     starts = {o["start"] for a in run.report["attempts"] for o in a["outcomes"]}
@@ -133,6 +137,7 @@ def test_two_workers_on_one_gpu_are_named_before_any_call_of_nccl(fits: Fits) ->
     assert len({n["gpu"] for n in run.notes}) == 1
 
 
+@pytest.mark.slow
 def test_settings_made_inside_train_func_are_warned_about(fits: Fits) -> None:
     run = fit(fits, train="sets_late")
     trained_on(run, "nccl")

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.fakegpu.double import Double
-from tests.fakegpu.matrix import BACKENDS, CASES, PATIENT, Case
+from tests.fakegpu.matrix import BACKENDS, CASES, PATIENT, TORCH, Case
 from tests.fakegpu.ranks import Ranks, abandoned_shared_memory
 
 BODY = "tests.fakegpu.guarded:preflight"
@@ -80,7 +79,7 @@ def record(case: Case, backend: str, seen: dict[str, Any], seconds: float) -> No
             "case": case.name,
             "fault": case.fault,
             "ranks": case.ranks,
-            "torch": torch.__version__.split("+")[0],
+            "torch": TORCH,
             "torch_backend": backend,
             **seen,
             "right": seen == case.expected(backend),
