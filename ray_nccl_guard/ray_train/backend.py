@@ -47,6 +47,7 @@ class GuardedBackend(_TorchBackend):
         except Exception as error:  # the one border: the guard's own failure never stops a healthy job
             self._say_own_failure(start, backend_config)
             if start is not None and start.policy.on_guard_error == "raise":
+                start.placement.release()  # Ray leaks the group of a failed on_start
                 raise error
             if start is not None:
                 start.abandon()
