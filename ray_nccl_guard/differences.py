@@ -55,5 +55,9 @@ def _comparable(fact: RankFacts) -> dict[str, object]:
         "env": {k: v for k, v in fact.settings.items() if k not in _OWN},
         "limit": dict(fact.limits),
         "shm_total_bytes": fact.shm_total_bytes,
+        # Of the interfaces in use: what else a node has differs without harm.
+        "mtu": None
+        if chosen is None
+        else {n: fact.mtu[n] for n in {chosen.nccl.interface, chosen.gloo.interface} if n in fact.mtu},
         "interface": None if chosen is None else {"nccl": chosen.nccl.interface, "gloo": chosen.gloo.interface},
     }

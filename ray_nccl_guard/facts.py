@@ -68,6 +68,7 @@ class RankFacts:
         torch_version: of the installed package; torch itself is not imported for it.
         settings: environment variables under `SETTING_PREFIXES`.
         shm_total_bytes, shm_free_bytes: of /dev/shm, None where there is none.
+        mtu: bytes per packet of each network interface, loopback left out.
         limits: soft limits that NCCL meets, e.g. `memlock` in bytes (-1 unlimited).
         libnccl: the file that this process will load, with its version and a fingerprint of its content.
         jit: the driver must compile libnccl for this GPU at its first use, which takes minutes.
@@ -94,6 +95,7 @@ class RankFacts:
     shm_total_bytes: int | None = None
     shm_free_bytes: int | None = None
     limits: Mapping[str, int] = field(default_factory=dict)
+    mtu: Mapping[str, int] = field(default_factory=dict)
     libnccl: Mapping[str, str] = field(default_factory=dict)
     jit: bool = False
     addresses: AddressChoice | None = None
@@ -120,6 +122,7 @@ def collect(rank: int, **known: object) -> RankFacts:
         "settings": settings(os.environ),
         "shm_total_bytes": total,
         "shm_free_bytes": free,
+        "mtu": _mtu(),
         "limits": {
             "memlock": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
             "nofile": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
@@ -137,6 +140,19 @@ def collect(rank: int, **known: object) -> RankFacts:
 def settings(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables of `environ` that decide how NCCL, gloo and CUDA behave."""
     return {name: value for name, value in sorted(environ.items()) if name.startswith(SETTING_PREFIXES)}
+
+
+def _mtu() -> dict[str, int]:
+    """The MTU of every interface but the loopback; virtual ends of containers' links come and go and are left out."""
+    found = {}
+    for name in sorted(os.listdir("/sys/class/net")) if os.path.isdir("/sys/class/net") else ():
+        if name != "lo" and not name.startswith(("veth", "cali", "lxc")):
+            try:
+                with open(f"/sys/class/net/{name}/mtu") as file:
+                    found[name] = int(file.read())
+            except (OSError, ValueError):
+                continue  # it went away, or is no interface (bonding_masters)
+    return found
 
 
 def _shm() -> tuple[int, int]:

@@ -31,11 +31,13 @@ def collect(rank: int, device_index: int, environ: Mapping[str, str]) -> dict[st
     listed = _of_index(here, device_index, environ)
     library, images, torch_images = _libraries(not_run)
     findings: list[Finding] = []
+    notes: list[str] = []
     jit = False
     if listed is not None and images is not None:
         judgement = judge(images, listed.capability, here.driver_cuda, environ)
         findings += _findings(rank, judgement, images, listed)
         jit = judgement.verdict is Fit.PTX_JIT_ONLY
+        notes += _notes(rank, judgement, images, listed)
         if (
             torch_images is not None
             and judge(torch_images, listed.capability, here.driver_cuda, environ).verdict is Fit.NONE
@@ -56,7 +58,7 @@ def collect(rank: int, device_index: int, environ: Mapping[str, str]) -> dict[st
         "libnccl": library,
         "jit": jit,
         "findings": tuple(findings),
-        "notes": _another_gpu(rank, listed, environ, not_run),
+        "notes": (*notes, *_another_gpu(rank, listed, environ, not_run)),
         "not_run": not_run,
     }
 
@@ -105,6 +107,21 @@ def _findings(rank: int, judgement: Judgement, images: Images, gpu: ListedGpu) -
         return []
     text = f"known hazard {hazard.id}: {hazard.mechanism} ({hazard.source})"
     return [Finding(failure=hazard.effect.failure.value, text=text, culprit_ranks=(rank,))]
+
+
+def _notes(rank: int, judgement: Judgement, images: Images, gpu: ListedGpu) -> list[str]:
+    """What is worth a line also where the probe passes: a known hazard, and a first start that waits for a compilation."""
+    notes = []
+    if judgement.hazard is not None:
+        notes.append(
+            f"rank {rank}: NCCL {images.nccl_version} on {gpu.name} is a known hazard ({judgement.hazard.effect.value}): "
+            f"{judgement.hazard.mechanism}; {judgement.hazard.fix}"
+        )
+    if judgement.verdict is Fit.PTX_JIT_ONLY:
+        notes.append(
+            f"rank {rank}: NCCL {images.nccl_version} has no compiled code for {gpu.name}; the driver compiles it at first use"
+        )
+    return notes
 
 
 def _another_gpu(rank: int, gpu: ListedGpu | None, environ: Mapping[str, str], not_run: dict[str, str]) -> tuple[str, ...]:
