@@ -189,18 +189,27 @@ def _apply(env: dict[str, str], unset: Iterable[str]) -> None:
 
 def shared_memory_of(session: int) -> set[str]:
     """NCCL's files in /dev/shm that a process of `session` has mapped or open: noted before a kill, unlinked after."""
-    found: set[str] = set()
+    pids = []
     for stat in glob.glob("/proc/[0-9]*/stat"):
         try:
             with open(stat) as file:
-                fields = file.read().rpartition(")")[2].split()
-            if int(fields[3]) != session:
-                continue
-            with open(stat.replace("/stat", "/maps")) as file:
-                found.update(re.findall(r"/dev/shm/nccl-\w+", file.read()))
-            for fd in glob.glob(stat.replace("/stat", "/fd/*")):
-                found.update(re.findall(r"^/dev/shm/nccl-\w+", os.readlink(fd)))
+                if int(file.read().rpartition(")")[2].split()[3]) == session:
+                    pids.append(int(stat.split("/")[2]))
         except (OSError, IndexError, ValueError):
+            continue  # it ended while we looked
+    return shared_memory_in(pids)
+
+
+def shared_memory_in(pids: Iterable[int]) -> set[str]:
+    """NCCL's files in /dev/shm that these processes have mapped or open."""
+    found: set[str] = set()
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/maps") as file:
+                found.update(re.findall(r"/dev/shm/nccl-\w+", file.read()))
+            for fd in glob.glob(f"/proc/{pid}/fd/*"):
+                found.update(re.findall(r"^/dev/shm/nccl-\w+", os.readlink(fd)))
+        except OSError:
             continue  # it ended while we looked
     return found
 

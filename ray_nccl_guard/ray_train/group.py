@@ -17,6 +17,7 @@ from ray_nccl_guard.ray_train.settings import GuardSettings
 from ray_nccl_guard.ray_train.workers import Answer, Workers, values
 
 _VARIABLES_S = 30.0
+_UNLINK_S = 5.0  # a look into /proc; what cannot answer by then hangs, and is killed
 
 
 class TrainingGroup:
@@ -40,7 +41,21 @@ class TrainingGroup:
         values(answers)
         # NCCL does not tell the others: they wait in its initialisation for the one that failed.
         failed = any(a.died is not None or (a.ok and a.value.outcome is Outcome.FAILED) for a in answers)
-        return [a.value if a.ok else without_answer(a, cut_short=failed) for a in answers]
+        results = [a.value if a.ok else without_answer(a, cut_short=failed) for a in answers]
+        if any(r.outcome is not Outcome.OK for r in results):
+            self._unlink_shared_memory()
+        return results
+
+    def _unlink_shared_memory(self) -> None:
+        """NCCL unlinks its files once all ranks have met; workers that are killed before leave them behind. Any worker of a
+        node can do it for all of that node: those that still wait for the group do not answer."""
+        pids = {fact.node: tuple(f.pid for f in self.facts if f.node == fact.node) for fact in self.facts}
+        self.workers.ask(
+            on_worker.unlink_shared_memory,
+            [(pids[fact.node],) for fact in self.facts],
+            deadline_s=_UNLINK_S,
+            patience_s=lambda answer: _UNLINK_S / 5,
+        )
 
     def _set_variables(self) -> str | None:
         port = self.workers.ask_one(0, on_worker.free_port, deadline_s=_VARIABLES_S)

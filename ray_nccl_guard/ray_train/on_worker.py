@@ -10,6 +10,7 @@ import ray
 
 from ray_nccl_guard import facts
 from ray_nccl_guard.network import addresses
+from ray_nccl_guard.probe import process
 
 _NAME_S = 5.0  # glibc's wait for one name server (resolv.conf(5)); a slower answer counts as not known
 
@@ -65,3 +66,8 @@ def set_report(report: dict[str, Any]) -> None:
     from ray_nccl_guard import current
 
     current.set_current(report)
+
+
+def unlink_shared_memory(pids: tuple[int, ...]) -> None:
+    """Unlink NCCL's files in /dev/shm that spent workers of this node still hold: nobody does it once they are killed."""
+    process.unlink(process.shared_memory_in(pids))

@@ -143,14 +143,14 @@ DEATHS = (
     Case(name="killed", fault="allreduce:kill@rank0", failure="process_crashed", culprits=(0,), step="collective", ends=REFUSE ),
     Case(name="killed-once", fault="allreduce:kill@rank1#1@shared", failure="process_crashed", culprits=(1,), step="collective", ends=PROCEED),
     Case(name="remote-error-on-all-but-the-dead", fault="allreduce:kill@rank2,allreduce:error=6@notrank2", ranks=4, failure="process_crashed", culprits=(2,), step="collective", ends=REFUSE),
-    Case(name="remote-error-on-all-but-one", fault="allreduce:error=6@notrank2@world>=4", ranks=4, spec=SHORT, within_s=120, failure="remote_peer_died", culprits=(2,), step="collective", ends=REFUSE),
+    Case(name="remote-error-on-all-but-one", fault="allreduce:error=6@notrank2@world>=4", ranks=4, spec=SHORT, within_s=120, failure="init_timeout_hang", culprits=(2,), step="collective", new={"failure": "remote_peer_died", "action": "refuse", "backend": None}),
     Case(name="crash-at-farewell", fault="destroy:abort@rank1", ends=PROCEED),
 )  # fmt: skip
 ERRORS = (
     Case(name="system-error-on-rank-1", fault="init:error=2@rank1", ranks=4, failure="unknown", culprits=(1,), step="comm_init"),
     Case(name="system-error-once", fault="init:error=2@rank1#1@shared", failure="unknown", culprits=(1,), step="comm_init", new={"backend": "nccl-legacy"}),
     Case(name="unique-id-fails", fault="getid:error=3@rank0", failure="unknown", culprits=(0,), step="comm_init"),
-    Case(name="error-after-init", fault="initdone:async=2@rank1", failure="unknown", culprits=(1,), step="comm_init", new={"step": "collective"}),
+    Case(name="error-after-init", fault="initdone:async=2@rank1", failure="unknown", culprits=(1,), step="collective"),
     Case(name="invalid-usage", fault="init:error=5@world>=2", failure="unknown", culprits=(0, 1), step="comm_init"),
     Case(name="oom-in-nccl", fault="init:oom@rank1", failure="gpu_out_of_memory", culprits=(1,), step="comm_init", ends=REFUSE ),
     Case(name="oom-in-cuda", fault="malloc:oom@rank1", failure="gpu_out_of_memory", culprits=(1,), step="device", ends=REFUSE ),
