@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,8 +45,8 @@ def over_cluster(address: str, count: int, gpus: float, say: Say) -> Iterator[Se
         UsageError: there is no Ray there, or the cluster has no room for so many.
         CannotProbe: a worker died before it could be asked.
     """
-    _connect(address, say)
-    try:
+    # Ray prints what its nodes report on stdout, which is the report's.
+    with redirect_stdout(sys.stderr), _connected(address, say):
         _check_room(count, gpus)
         say(f"placing {count} workers")
         bundle = {"CPU": 1.0, **({"GPU": gpus} if gpus else {})}
@@ -60,6 +61,13 @@ def over_cluster(address: str, count: int, gpus: float, say: Say) -> Iterator[Se
             yield Session(workers=Workers(ranks), facts=described, asked_gpus=gpus)
         finally:
             remove_placement_group(group)  # kills its actors, a stuck one too
+
+
+@contextmanager
+def _connected(address: str, say: Say) -> Iterator[None]:
+    _connect(address, say)
+    try:
+        yield
     finally:
         ray.shutdown()
 

@@ -46,6 +46,7 @@ def fit(case: dict[str, Any], number: int) -> dict[str, Any]:
     seconds = time.monotonic() - started_s
     path = folder / "storage" / f"case{number}" / "nccl_guard" / "report.json"
     return {
+        "name": case["name"],
         "error": error[:3000],
         "seconds": seconds,
         "report": json.loads(path.read_text()) if path.exists() else None,
