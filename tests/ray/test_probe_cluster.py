@@ -121,7 +121,8 @@ def rank_processes() -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            if path.read_bytes().startswith(b"ray::_Rank"):
+            # In a call; one that dies while it is made is made again by Ray, and nothing is lost.
+            if path.read_bytes().startswith(b"ray::_Rank.run"):
                 found.append(int(path.parent.name))
         except OSError:
             continue  # it ended while we looked
