@@ -14,6 +14,7 @@ from ray_nccl_guard.compat.fatbin import Images, scan
 from ray_nccl_guard.compat.fingerprint import fingerprint
 from ray_nccl_guard.compat.gpus import Gpu as ListedGpu
 from ray_nccl_guard.compat.gpus import GpusHere, gpus_here, visible
+from ray_nccl_guard.compat.loaded import LoadedLibrary, loaded_libnccl
 from ray_nccl_guard.compat.locate import find_libnccl, find_libtorch_cuda
 from ray_nccl_guard.compat.rule import Judgement, judge
 from ray_nccl_guard.facts import Finding, Gpu
@@ -50,6 +51,7 @@ def collect(rank: int, device_index: int, environ: Mapping[str, str]) -> dict[st
                     culprit_ranks=(rank,),
                 )
             )
+    notes += _swapped(rank, loaded_libnccl(), library)
     return {
         "gpu": None if listed is None else Gpu(uuid=listed.uuid, name=listed.name, capability=listed.capability),
         "gpu_count": len(here.gpus) if not here.not_run else None,
@@ -121,6 +123,21 @@ def _notes(rank: int, judgement: Judgement, images: Images, gpu: ListedGpu) -> l
         notes.append(
             f"rank {rank}: NCCL {images.nccl_version} has no compiled code for {gpu.name}; the driver compiles it at first use"
         )
+    return notes
+
+
+def _swapped(rank: int, loaded: LoadedLibrary | None, library: dict[str, str]) -> list[str]:
+    """Keep which NCCL this process has in fact loaded, and say where that is not the one torch was built with."""
+    if loaded is None:
+        return []  # nothing has loaded torch here yet: the file that will be loaded is what there is to know
+    version = ".".join(map(str, loaded.version))
+    library |= {"loaded": loaded.path, "loaded_version": version}
+    notes = []
+    if loaded.swapped and loaded.compiled is not None:
+        compiled = ".".join(map(str, loaded.compiled))
+        notes.append(f"rank {rank}: NCCL {version} is loaded from {loaded.path}, and torch was compiled against {compiled}")
+    if len(loaded.copies) > 1:
+        notes.append(f"rank {rank}: {len(loaded.copies)} copies of libnccl are mapped: {', '.join(loaded.copies)}")
     return notes
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from ray_nccl_guard.compat.arch import Arch
 from ray_nccl_guard.compat.fatbin import Images
 from ray_nccl_guard.compat.gpus import Gpu
+from ray_nccl_guard.compat.loaded import LoadedLibrary
 from ray_nccl_guard.compat.rule import judge
-from ray_nccl_guard.gpu_facts import _findings, _notes
+from ray_nccl_guard.gpu_facts import _findings, _notes, _swapped
 
 
 def libnccl(version: str, cuda: str, sass: tuple[int, ...], ptx: int) -> Images:
@@ -44,3 +45,14 @@ def test_a_compilation_at_first_use_is_a_note():
 def test_no_code_at_all_decides():
     findings, _ = told(libnccl("2.27.5", "12.9", (90, 100, 120), 120), (11, 0))
     assert findings == [("no_kernel_image", True)]
+
+
+def test_a_library_that_torch_was_not_built_with_is_told_and_kept():
+    library: dict[str, str] = {}
+    right = LoadedLibrary(path="/a/libnccl.so.2", version=(2, 30, 7), copies=("/a/libnccl.so.2",), compiled=(2, 30, 7))
+    assert _swapped(0, right, library) == [] and library == {"loaded": "/a/libnccl.so.2", "loaded_version": "2.30.7"}
+    other = LoadedLibrary(
+        path="/b/libnccl.so.2", version=(2, 32, 3), copies=("/a/libnccl.so.2", "/b/libnccl.so.2"), compiled=(2, 30, 7)
+    )
+    assert len(_swapped(1, other, library)) == 2 and library["loaded_version"] == "2.32.3"
+    assert _swapped(0, None, {}) == []
