@@ -24,9 +24,10 @@ def trained_on(fit, backend, workers=2):
     assert {m["sum"] for m in fit.metrics} == {workers * (workers + 1) / 2}
 
 
-def test_a_healthy_job_proceeds_and_can_ask_for_its_report(fit):
-    run = fit(guarded())
-    trained_on(run, "gloo")
+@pytest.mark.parametrize("workers", [2, 4])
+def test_a_healthy_job_proceeds_and_can_ask_for_its_report(fit, workers):
+    run = fit(guarded(), workers=workers)
+    trained_on(run, "gloo", workers=workers)
     assert run.report["action"] == "proceed" and run.report["verdict"]["failure"] == "ok"
     assert run.report["collectives_proved"] == ["all_reduce", "broadcast", "all_gather", "barrier", "object_gather"]
     assert run.metrics[0]["action"] == "proceed", "current_report() inside train_func"
