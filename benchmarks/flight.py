@@ -1,6 +1,6 @@
 """What reading Flight Recorder dumps costs, beside torch's own analyser, and what recording them costs.
 
-    python benchmarks/flight.py [--sizes 64x200 1024x200] [--peer] [--recording] [--json]
+    python benchmarks/flight.py [--sizes 64x200 1024x200] [--peer] [--recording [BACKEND ...]] [--json]
 
 Dumps are synthetic, in the bytes that torch's pickler writes (tests/unit/flight_builders.py): one default group on NCCL,
 three frames of stack a record, rank 3 one call behind. Each reader runs in a process of its own; CPU seconds and peak
@@ -116,47 +116,80 @@ def compare(size: str, peer: bool, deadline_s: float) -> dict[str, Any]:
     return row
 
 
-def recording(count: int, repeats: int) -> dict[str, Any]:
-    """CPU microseconds that a 4-byte all_reduce between two gloo ranks takes of the calling thread, which is where records
-    are made: with the recorder off, on (with Python stacks, as is usual), and on with C++ stacks."""
-    modes = {"off": ("0", "0"), "on": ("2000", "0"), "on, C++ stacks": ("2000", "1")}
-    taken: dict[str, list[float]] = {name: [] for name in modes}
+_MODES = {"off": ("0", "0"), "on": ("2000", "0"), "on, C++ stacks": ("2000", "1")}
+
+
+def recording(count: int, repeats: int, backend: str = "gloo") -> dict[str, Any]:
+    """CPU microseconds that a 4-byte all_reduce between two ranks takes of the calling thread, which is where records are
+    made: with the recorder off, on (with Python stacks, which are part of it), and on with C++ stacks.
+
+    On NCCL the devices and the library are the double of tests/fakegpu under torch's real code, so the calling thread's
+    work is real but for what the driver and libnccl would do in it: the ratio is an upper bound.
+    """
+    taken: dict[str, list[float]] = {name: [] for name in _MODES}
     for _ in range(repeats):  # interleaved, so that a busy moment of the machine falls on all
-        for name, (buffer, stacks) in modes.items():
-            taken[name].append(_all_reduce_us(count, buffer, stacks))
+        for name, (buffer, stacks) in _MODES.items():
+            taken[name].append(_all_reduce_us(count, buffer, stacks, backend))
     best = {name: min(values) for name, values in taken.items()}
-    return {"all_reduce_cpu_us": best, "ratio_to_off": {name: round(value / best["off"], 3) for name, value in best.items()}}
+    return {
+        "backend": backend,
+        "all_reduce_cpu_us": best,
+        "spread_us": {name: [min(values), max(values)] for name, values in taken.items()},
+        "ratio_to_off": {name: round(value / best["off"], 3) for name, value in best.items()},
+    }
 
 
-def _all_reduce_us(count: int, buffer: str, stacks: str) -> float:
+def _all_reduce_us(count: int, buffer: str, stacks: str, backend: str) -> float:
     code = (
         "import os, sys, time, torch, torch.distributed as dist\n"
-        "rank, folder, count = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])\n"
+        "rank, folder, count, backend = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]\n"
         "torch.set_num_threads(1)\n"
-        "dist.init_process_group('gloo', init_method=f'file://{folder}/store', rank=rank, world_size=2)\n"
-        "x = torch.ones(1)\n"
+        "on_gpu = backend != 'gloo'\n"
+        "device = torch.device('cuda', rank) if on_gpu else torch.device('cpu')\n"
+        "bound = {'device_id': device} if on_gpu else {}\n"
+        "if on_gpu: torch.cuda.set_device(device)\n"
+        "dist.init_process_group(backend, init_method=f'file://{folder}/store', rank=rank, world_size=2, **bound)\n"
+        "x = torch.ones(1).to(device)\n"
+        "def settle():\n"
+        "    if on_gpu: torch.cuda.synchronize()\n"
         "for _ in range(100): dist.all_reduce(x)\n"
+        "settle()\n"
         "start = time.thread_time()\n"
         "for _ in range(count): dist.all_reduce(x)\n"
         "print((time.thread_time() - start) / count * 1e6, flush=True)\n"
-        "dist.barrier(); os._exit(0)\n"
+        "settle(); dist.barrier(); os._exit(0)\n"
     )
     sizes = {name: buffer for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")}
     cpp = {name: stacks for name in ("TORCH_FR_CPP_STACK", "TORCH_NCCL_TRACE_CPP_STACK")}
     with tempfile.TemporaryDirectory() as folder:
+        env = {
+            **os.environ,
+            **sizes,
+            **cpp,
+            "GLOO_SOCKET_IFNAME": "lo",
+            **(_double_env(folder) if backend != "gloo" else {}),
+        }
         ranks = [
             subprocess.Popen(
-                [sys.executable, "-c", code, str(rank), folder, str(count)],
-                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={**os.environ, **sizes, **cpp, "GLOO_SOCKET_IFNAME": "lo"},
+                [sys.executable, "-c", code, str(rank), folder, str(count), backend],
+                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env,
             )
             for rank in range(2)
         ]  # fmt: skip
         try:
-            return round(float(ranks[0].communicate(timeout=300)[0]), 1)
+            return round(float(ranks[0].communicate(timeout=300)[0].splitlines()[-1]), 1)
         finally:
             for process in ranks:
                 process.kill()
                 process.wait()
+
+
+def _double_env(folder: str) -> dict[str, str]:
+    from tests.fakegpu.double import build
+
+    shm = Path(folder, "shm")
+    shm.mkdir()
+    return dict(build().env(devices=2, state=folder, shm=shm))
 
 
 def main() -> None:
@@ -165,7 +198,10 @@ def main() -> None:
     parser.add_argument("--peer", action="store_true", help="run torchfrtrace of the installed torch on the same dumps")
     parser.add_argument("--deadline-s", type=float, default=600, help="for one reader on one set")
     parser.add_argument(
-        "--recording", action="store_true", help="measure what recording costs a gloo collective (needs torch)"
+        "--recording",
+        nargs="*",
+        metavar="BACKEND",
+        help="measure what recording costs a collective of gloo, nccl, nccl-legacy",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
@@ -178,10 +214,10 @@ def main() -> None:
             for name in ("guard", "torchfrtrace"):
                 if name in row:
                     print(f"  {name:<13}{row[name]}", flush=True)
-    if args.recording:
-        result["recording"] = recording(count=2000, repeats=3)
+    if args.recording is not None:
+        result["recording"] = [recording(count=2000, repeats=3, backend=name) for name in args.recording or ["gloo"]]
         if not args.json:
-            print(f"recording: {result['recording']}")
+            print(*(f"recording: {row}" for row in result["recording"]), sep="\n")
     result["max_rss_of_children_mb"] = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
     if args.json:
         print(json.dumps(result))
