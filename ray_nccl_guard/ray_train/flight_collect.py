@@ -20,6 +20,7 @@ from ray_nccl_guard.report import Report
 
 _ARM_S = 15.0  # some variables and a folder; a worker that needs longer is found by the training group
 _REMOVE_S = 5.0
+_REMOVE_PATIENCE_S = 1.0  # an empty folder is gone at once; whoever needs longer hangs
 # 1,024 ranks leave about 400 MB, two files each; a bucket takes some hundred small files a second.
 _STORE_S = 60.0
 
@@ -88,14 +89,16 @@ class FlightWatch:
             },
         )
 
-    def clean_up(self, answering: Container[int] | None = None, *, within_s: float = _REMOVE_S) -> None:
-        """Remove the folder on every node, by the first of its workers that answers (None: any of them should)."""
+    def clean_up(self, answering: Container[int] | None = None) -> None:
+        """Remove the folder on every node. Every rank that may answer is asked, since nobody knows which of a node still do."""
         able = [armed for armed in self.armed if armed.folder and (answering is None or armed.rank in answering)]
-        first = {armed.node: armed for armed in reversed(able)}
-        if first:
-            ranks = [armed.rank for armed in first.values()]
-            folders = [(armed.folder,) for armed in first.values()]
-            self.workers.ask(recorder.remove, folders, deadline_s=within_s, ranks=ranks)
+        self.workers.ask(
+            recorder.remove,
+            [(armed.folder,) for armed in able],
+            deadline_s=_REMOVE_S,
+            patience_s=lambda answer: _REMOVE_PATIENCE_S if answer.ok else None,
+            ranks=[armed.rank for armed in able],
+        )
 
 
 def ended_badly(status: Any, group: Any) -> bool:
