@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,8 @@ def train(config: dict[str, Any]) -> None:
 
 
 def fit(case: dict[str, Any], number: int) -> dict[str, Any]:
-    folder = Path(tempfile.mkdtemp(prefix="ray-lab-"))
+    folder = Path(sys.argv[3]) / f"case{number}"
+    folder.mkdir()
     started_s, error = time.monotonic(), ""
     try:
         TorchTrainer(
