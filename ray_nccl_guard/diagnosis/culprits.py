@@ -49,14 +49,16 @@ def _listed(text: str) -> list[int]:
 def _silent(evidence: Evidence, sightings: Sequence[Sighting], top: Weighed) -> tuple[int, ...]:
     """Ranks of a known world that complain of nothing while others do: no record, or none of the complaints."""
     complaints = [s for s in sightings if s.rule.role in (RuleRole.SYMPTOM, RuleRole.CASCADE)]
-    complaining = {rank_of(s) for s in complaints if s.rule.blames is not Blames.RELAY}
+    # A line that passes on another rank's trouble may speak of a timeout too: it is no complaint of this one's.
+    relayed = {(s.record, s.order) for s in sightings if s.rule.blames is Blames.RELAY}
+    complaining = {rank_of(s) for s in complaints if (s.record, s.order) not in relayed}
     if not complaining or evidence.world_size <= 0:
         return ()
     cut_short = (Outcome.OK, Outcome.WAITING)  # ended by the guard, so their silence means nothing
     absent = {r.rank for r in evidence.ranks if r.outcome not in cut_short} - complaining
     absent |= set(range(evidence.world_size)) - {r.rank for r in evidence.ranks}
     others = {r.rank for r in evidence.ranks} - complaining
-    if top.failure is _F.REMOTE_PEER_DIED and not absent and len(others) == 1:
-        absent = others  # all but one speak of a peer that went, in the time that each had to fail by itself
+    if top.failure in (_F.REMOTE_PEER_DIED, _F.INIT_TIMEOUT_HANG) and not absent and len(others) == 1:
+        absent = others  # all but one complain of it, in the time that each had to fail by itself
     quiet = {r for r in absent if r is not None}
     return tuple(sorted(quiet)) if 0 < len(quiet) <= max(1, evidence.world_size // 2) else ()
