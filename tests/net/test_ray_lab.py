@@ -146,7 +146,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Lab, sub
             (folder / f"gpu{host}").mkdir()
             start_ray(lab, host, own, folder / f"ray{host}.log")
         environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "PYTHONPATH": str(REPOSITORY)}
-        command = lab.command(0, [sys.executable, "-m", "tests.net.ray_driver", f"{lab.ip(0)}:6379", str(HOSTS), str(folder)])
+        command = lab.command(
+            0, [sys.executable, "-m", "tests.net.ray_driver", f"{lab.ip(0)}:6379", str(HOSTS), str(folder)]
+        )
         with open(folder / "driver.log", "wb") as log:
             driver = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "KILL", *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,

@@ -53,7 +53,10 @@ def found(blocked: set[tuple[int, int]], *, row: bool = True):
 def test_a_rule_for_the_whole_cluster_is_not_blamed_on_the_stores_host():
     one = found(everybody())
     assert one.failure == "store_unreachable" and one.decides
-    assert "no other host reaches the store 10.0.0.3 port 1 on h0 (SYN_TIMEOUT x3, 3.0 s); every pair of hosts fails" in one.text
+    assert (
+        "no other host reaches the store 10.0.0.3 port 1 on h0 (SYN_TIMEOUT x3, 3.0 s); every pair of hosts fails"
+        in one.text
+    )
     assert one.culprit_ranks == (0, 1, 2, 3)
 
 
