@@ -98,13 +98,22 @@ class PeakOfChildren(threading.Thread):
 
     def run(self) -> None:
         while not self.stop.wait(0.01):
-            for fd in Path("/proc").glob("[0-9]*/fd/*"):
-                pid = fd.parts[2]
+            holders = {pid for pid in map(_holder, Path("/proc").glob("[0-9]*/fd/*")) if pid}
+            for pid in holders:
                 try:
-                    if "memfd:nccl-guard-pulse" in os.readlink(fd) and os.getpgid(int(pid)) == int(pid):
+                    parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+                    if parent in holders:  # the launcher holds the journal's descriptors too; the child is below it
                         self.peak_mib = max(self.peak_mib, private_mib(pid))
-                except (OSError, ValueError):
-                    continue
+                except OSError:
+                    continue  # it ended while we looked
+
+
+def _holder(fd: Path) -> str:
+    """The process of a descriptor that is a probe's pulse, empty otherwise."""
+    try:
+        return fd.parts[2] if "memfd:nccl-guard-pulse" in os.readlink(fd) else ""
+    except OSError:
+        return ""
 
 
 def one_fit(config: TorchConfig, workers: int, name: str, loop: dict[str, Any] | None = None) -> dict[str, float]:
