@@ -45,7 +45,13 @@ class FlightWatch:
                 publish.log.warning("nccl_guard: no flight recorder on rank %d: %r", answer.rank, answer.raised)
 
     def go_live(self) -> None:
-        """Let `ray-nccl-guard flight --run` find the workers while they run."""
+        """The group stands: make its folders, and let `ray-nccl-guard flight --run` find the workers while they run."""
+        able = [armed for armed in self.armed if armed.folder]
+        answers = self.workers.ask(
+            recorder.make_room, [(armed,) for armed in able], deadline_s=_ARM_S, ranks=[armed.rank for armed in able]
+        )
+        there = {answer.rank: answer.value for answer in answers if answer.ok}
+        self.armed = tuple(there.get(armed.rank, armed) for armed in self.armed)
         self._live_key = flight_live.announce(self.workers.group, self.armed, self.report.run_name, self.name)
 
     def end(self, status: Any) -> None:

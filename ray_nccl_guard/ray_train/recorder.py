@@ -10,8 +10,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 # torch's own default since it records unasked (2.13 and 2.15, measured), and what its tutorial recommends for before.
@@ -78,11 +77,9 @@ def arm(rank: int, node: str, name: str | None) -> Armed:
     """Runs in the worker, before any process group. `name` is unique to the worker group; None changes nothing here."""
     import torch
 
-    since = time.time()
-    if name is None:
-        return Armed(rank=rank, pid=os.getpid(), node=node, host=os.uname().nodename, prefix=_prefix(), since=since)
-    folder = _make_folder(name)
-    os.environ.update(settings_for(torch.__version__, folder, os.environ))
+    folder = "" if name is None else os.path.join(tempfile.gettempdir(), f"nccl_guard-{name}")
+    if name is not None:
+        os.environ.update(settings_for(torch.__version__, folder, os.environ))
     return Armed(
         rank=rank,
         pid=os.getpid(),
@@ -90,18 +87,22 @@ def arm(rank: int, node: str, name: str | None) -> Armed:
         host=os.uname().nodename,
         folder=folder,
         prefix=_prefix(),
-        stack_file=_catch_stacks_signal(f"{folder}/stacks_{rank}") if folder else "",
-        since=since,
+        since=time.time(),
     )
 
 
-def _make_folder(name: str) -> str:
-    folder = Path(tempfile.gettempdir(), f"nccl_guard-{name}")
+def make_room(armed: Armed) -> Armed:
+    """Runs in the worker once its process group stands, so that a start that fails leaves no folder behind.
+
+    Without a writable folder for temporary files the recorder stays in memory, from where it is asked.
+    """
     try:
-        folder.mkdir(mode=0o700, exist_ok=True)  # by whichever rank of the node comes first
+        os.mkdir(armed.folder, mode=0o700)
+    except FileExistsError:
+        pass  # another rank of the node came first
     except OSError:
-        return ""  # a node without a writable /tmp keeps its recorder in memory, from where it is asked
-    return str(folder)
+        return replace(armed, folder="")
+    return replace(armed, stack_file=_catch_stacks_signal(f"{armed.folder}/stacks_{armed.rank}"))
 
 
 def _prefix() -> str:

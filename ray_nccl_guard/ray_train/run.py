@@ -177,7 +177,6 @@ class GuardedStart:
             watch.go_live()
             self.run_state.flight = watch
             return
-        watch.clean_up()
         rung = Rung(backend=decision.backend, env=decision.relief, why="the training group itself")
         verdict = preflight.judge(rung, results, Origin.TRAINING_GROUP, time.monotonic() - started_s)
         following = preflight.ladder.after_failure(verdict)
