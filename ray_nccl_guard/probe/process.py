@@ -160,7 +160,9 @@ def detach(parent: int, keep: Iterable[int], output_fd: int, new_session: bool =
     os.dup2(output_fd, 2)
     _silence_all_but({1, 2, *keep})
     # Where Python stood, in C and without the GIL: after a crash by itself, before our SIGKILL on SIGUSR1.
-    faulthandler.enable(file=2)
+    # Of the crashing thread alone: while torch's watchdog aborts, the others run on, and a walk over their frames has crashed
+    # in its turn (seen with torch 2.15.0: SIGABRT became SIGSEGV), which would be taken for the cause.
+    faulthandler.enable(file=2, all_threads=False)
     faulthandler.register(signal.SIGUSR1, file=2)
     # Ray replaces sys.stdout and sys.stderr by objects of its own.
     sys.stdout = os.fdopen(os.dup(1), "w", buffering=1, errors="replace")
