@@ -17,6 +17,9 @@ from ray_nccl_guard.probe.store import Link, arrive
 GRACE_S = 2.0
 # A child whose journal or NCCL log grew within this time before its deadline is slow, not silent: the deadline doubles, once.
 PROGRESS_S = 5.0
+# How long a silent child's launcher listens, at its deadline, for a rank whose child is not silent: their clocks differ by
+# milliseconds, and a look into the store may wait for rank 0's busy worker.
+_HEAR_S = 1.0
 
 # A killed child is nearly always reaped within milliseconds; the launcher answers after this, so that its silence means
 # something, and `settle` waits for the rest.
@@ -133,9 +136,9 @@ class _Watch:
             failed_at_s = self.link.failed_elsewhere_at_s
             if failed_at_s is not None and now_s > failed_at_s + GRACE_S:
                 return Outcome.WAITING, "ended because another rank had failed"
-            if now_s > self._deadline(child, now_s):
-                if not self._extend(now_s):
-                    return Outcome.TIMED_OUT, f"no end after {self._allowed_s(self.record.step):g} s"
+            overdue_s = now_s - self._deadline(child, now_s)
+            if overdue_s > 0 and not self._extend(now_s) and not self._may_hear_more(overdue_s):
+                return Outcome.TIMED_OUT, f"no end after {self._allowed_s(self.record.step):g} s"
             time.sleep(pause_s)
             pause_s = min(0.02, pause_s * 1.3)
 
@@ -163,12 +166,24 @@ class _Watch:
         return max(self.record.step_started_s, others_ready_s or 0.0) + self._allowed_s(step)
 
     def _extend(self, now_s: float) -> bool:
+        """Double the deadline of the communicator, once, if this child or the one that it waits for is slow, not silent."""
         step = self.record.step
-        if step in self.extended or now_s - self.grown_at_s > PROGRESS_S or step is not Step.COMM_INIT:
+        if step in self.extended or step is not Step.COMM_INIT:
+            return False
+        own = now_s - self.grown_at_s <= PROGRESS_S
+        if not own and not self.link.still_going:
             return False
         self.extended.add(step)
-        self.record.note(f"deadline doubled to {self._allowed_s(step):g} s: its log still grew")
+        if own:
+            self.link.going()
+        whose = "its" if own else "another rank's"
+        self.record.note(f"deadline doubled to {self._allowed_s(step):g} s: {whose} log still grew")
         return True
+
+    def _may_hear_more(self, overdue_s: float) -> bool:
+        step = self.record.step
+        alone = self.task.world_size == 1 or step in self.extended or step is not Step.COMM_INIT
+        return not alone and overdue_s < _HEAR_S
 
     def _conclude(self, child: process.Child, outcome: Outcome | None, reason: str) -> ProbeResult:
         now_s = time.monotonic()

@@ -43,6 +43,7 @@ class Link:
         self._thread: threading.Thread | None = None
         self.all_done: dict[Step, float] = {}
         self.failed_elsewhere_at_s: float | None = None
+        self.still_going = False
         self.broken = ""
         self._i_failed = False
 
@@ -77,6 +78,11 @@ class Link:
             self._i_failed = True
             self._outbox.append("failed")
 
+    def going(self) -> None:
+        """Tell the others that this rank's communicator is overdue and still under way: who waits for it waits with it."""
+        with self._lock:
+            self._outbox.append("going")
+
     def close(self) -> None:
         self._stop.set()
         if self._thread is not None:
@@ -103,6 +109,8 @@ class Link:
         now_s = time.monotonic()
         if self.failed_elsewhere_at_s is None and not self._i_failed and self._store.add("failed", 0) > 0:
             self.failed_elsewhere_at_s = now_s
+        if not self.still_going and Step.DEVICE in self.all_done:
+            self.still_going = self._store.add("going", 0) > 0
         step = next((s for s in Step if s not in self.all_done), None)
         while step is not None and self._store.add(f"done/{step.value}", 0) >= self._task.world_size:
             self.all_done[step] = now_s

@@ -134,7 +134,7 @@ HANGS = (
     Case(spec=SHORT, within_s=120, slow=True, name="collective-hangs-on-one-of-eight", fault="allreduce:hang@gpu=3", ranks=8, failure="init_timeout_hang", culprits=(3,), step="collective"),
     Case(spec=SHORT, within_s=120, name="device-hangs", fault="setdevice:hang@rank1", failure="init_timeout_hang", culprits=(1,), step="device", ends=REFUSE),
     Case(spec=SHORT, within_s=120, name="init-slow-but-in-time", fault="init:delay=2000@rank1", ends=PROCEED),
-    Case(spec=SHORT, within_s=120, name="init-slow-and-logging", fault="init:delay=7500@rank1@chatty", ends=PROCEED, note="deadline doubled"),
+    Case(spec={**SHORT, "comm_init_s": 8}, within_s=120, name="init-slow-and-logging", fault="init:delay=11000@rank1@chatty", ends=PROCEED, note="deadline doubled"),
     Case(spec=SHORT, within_s=120, name="farewell-hangs", fault="destroy:hang@rank1", ends=PROCEED),
 )  # fmt: skip
 DEATHS = (
