@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ray_nccl_guard.facts import Finding, RankFacts
 from ray_nccl_guard.ladder import GLOO, Rung
 from ray_nccl_guard.network import grid
 from ray_nccl_guard.network.across import together
-from ray_nccl_guard.network.addresses import Library
+from ray_nccl_guard.network.addresses import AddressChoice, Library, choose
 from ray_nccl_guard.network.findings import Host, Kind, NetworkFinding, ranks_of
 from ray_nccl_guard.network.grid import Matrix
 from ray_nccl_guard.network.stage import diagnose_rows
@@ -30,14 +30,18 @@ def of(facts: Sequence[RankFacts]) -> tuple[Host, ...]:
 
 
 def address_findings(hosts: Sequence[Host], rung: Rung) -> tuple[Finding, ...]:
-    """What is wrong with the addresses that the rung's backend would take, before anything connects.
-
-    A setting of the rung's own is what it tries out: then only the connections can tell.
-    """
-    if any(name.endswith("SOCKET_IFNAME") for name in rung.env):
-        return ()
+    """What is wrong with the addresses that the rung's backend would take under its settings, before anything connects."""
     library = Library.GLOO if rung.backend == GLOO else Library.NCCL
-    return tuple(found.finding() for found in together(hosts, library))
+    known = [replace(host, choice=under(host.choice, rung.env)) for host in hosts]
+    return tuple(found.finding() for found in together(known, library))
+
+
+def under(choice: AddressChoice | None, env: Mapping[str, str]) -> AddressChoice | None:
+    """The addresses that this host takes once `env` is set as well."""
+    if choice is None or not any(name.endswith(("SOCKET_IFNAME", "SOCKET_FAMILY")) for name in env):
+        return choice
+    settings = {**(choice.env or {}), **env}
+    return choose(settings, choice.interfaces, own_name=choice.own_name, node_ip=choice.node_ip)
 
 
 def network_findings(hosts: Sequence[Host], met: Sequence[Meeting], task: RankTask) -> tuple[Finding, ...]:

@@ -97,7 +97,7 @@ class Prover:
     def _meet(self, tasks: list[RankTask]) -> tuple[tuple[Meeting, ...], tuple[Finding, ...], Matrix | None]:
         """The store and the peers, before any child: a network that cannot carry the backend is named in seconds."""
         speakers = [host.rank for host in self.hosts]
-        choices = [fact.addresses for fact in self.facts]
+        choices = [hosts.under(fact.addresses, task.env) for fact, task in zip(self.facts, tasks, strict=True)]
         answers = self.workers.ask(
             meet.meet,
             [(task, speakers, choice) for task, choice in zip(tasks, choices, strict=True)],
@@ -119,7 +119,7 @@ class Prover:
     def _look_around(self, tasks: list[RankTask], met: tuple[Meeting, ...]) -> tuple[Meeting, ...]:
         """The meetings with rows of their own: hosts that cannot exchange through the store are led through one round."""
         speakers = [host.rank for host in self.hosts]
-        own = [(tasks[rank], self.facts[rank].addresses) for rank in speakers]
+        own = [(tasks[rank], hosts.under(self.facts[rank].addresses, tasks[rank].env)) for rank in speakers]
         margin_s = self.spec.peers_s + MARGIN_S
         try:
             listening = self.workers.ask(look_around.listen, own, deadline_s=margin_s, ranks=speakers)

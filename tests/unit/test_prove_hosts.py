@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ray_nccl_guard.facts import RankFacts
+from ray_nccl_guard.ladder import Rung
 from ray_nccl_guard.network.addresses import AddressChoice, choose
 from ray_nccl_guard.network.cells import Cell, Code
 from ray_nccl_guard.network.interfaces import Interface
@@ -81,3 +82,19 @@ def test_what_the_stages_before_the_child_took_is_kept_with_the_result():
     ))  # fmt: skip
     (kept,) = hosts.with_network_times([child], [meeting(1, set())])
     assert [(s.step, s.seconds) for s in kept.steps] == [(Step.STORE, 0.01), (Step.PEERS, 0.5), (Step.DEVICE, 1)]
+
+
+def test_a_rungs_own_setting_decides_which_addresses_are_judged_and_connected():
+    def bridged(host: int) -> AddressChoice:
+        here = (Interface(name="cni0", address="10.244.0.1"), Interface(name="eth0", address=f"10.0.0.{host}"))
+        return choose({}, here, own_name=f"10.0.0.{host}", node_ip=f"10.0.0.{host}")
+
+    known = hosts.of([RankFacts(rank=r, host=f"h{r}", node=f"n{r}", addresses=bridged(r)) for r in range(HOSTS)])
+    plain = hosts.address_findings(known, Rung(backend="nccl"))
+    relief = next(f.relief for f in plain if f.relief)
+    assert any(f.decides for f in plain) and relief == {"NCCL_SOCKET_IFNAME": "=eth0"}
+    assert hosts.address_findings(known, Rung(backend="nccl", env=relief)) == ()
+    taken = hosts.under(bridged(2), relief)
+    assert taken is not None and taken.nccl.address == "10.0.0.2"
+    wrong = hosts.address_findings(known, Rung(backend="nccl", env={"NCCL_SOCKET_IFNAME": "=ib9"}))
+    assert all(f.decides for f in wrong) and "ib9" in wrong[0].text
