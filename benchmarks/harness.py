@@ -2,7 +2,9 @@
 
 rounds = alternate({"guard": run_guard, "peer": run_peer}, rounds=7)
 rows = [{"case": name, **summary(values)} for name, values in rounds.items()]
-show(arguments, head("what this measures"), rows)
+show(arguments, head("what this measures"), rows, notes, found=["the guard is ..."])
+
+A row may say which `table` it belongs to and its `unit`; `found` are the sentences that benchmarks/README.md repeats.
 """
 
 from __future__ import annotations
@@ -16,28 +18,35 @@ import shlex
 import statistics
 import subprocess
 import sys
+import tempfile
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from benchmarks import bars
+from benchmarks.bars import Row
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("torch", "ray", "nvidia-nccl-cu13", "nvidia-nccl-cu12", "ray-nccl-guard")
-Row = Mapping[str, Any]
+T = TypeVar("T")
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
     """A parser with what every benchmark takes."""
-    parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a Markdown table")
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the Markdown there")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw the medians there (needs matplotlib)")
     return parser
 
 
-def alternate(cases: Mapping[str, Callable[[], float]], *, rounds: int, warm_up: int = 1) -> dict[str, list[float]]:
+def alternate(cases: Mapping[str, Callable[[], T]], *, rounds: int, warm_up: int = 1) -> dict[str, list[T]]:
     """Run the cases in turn, A B A B: what the machine does meanwhile then falls on all of them. Returns each one's values."""
-    taken: dict[str, list[float]] = {name: [] for name in cases}
+    taken: dict[str, list[T]] = {name: [] for name in cases}
     for number in range(warm_up + rounds):
         for name, run in cases.items():
             value = run()
@@ -61,6 +70,59 @@ def ratio(one: Sequence[float], other: Sequence[float]) -> float | None:
     if max(first["spread"], second["spread"]) >= difference or not second["median"]:
         return None
     return first["median"] / second["median"]
+
+
+def times(ratio: float | None) -> str:
+    """The words for a ratio that may have been refused."""
+    return "not told from the noise" if ratio is None else f"{ratio:.3g} x"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Used:
+    """What a process of its own took, start of the interpreter included; `peak_mib` is its own resident peak (VmHWM, which
+    unlike ru_maxrss does not begin at its parent's). `code` is its exit code, None if it was ended at the deadline."""
+
+    wall_s: float
+    cpu_s: float
+    peak_mib: float
+    output: str
+    code: int | None
+
+
+# Runs argv[2] as a program with the arguments behind it, and leaves its peak in the file argv[1] however it exits.
+_MEASURED = """
+import atexit, sys
+def leave(path=sys.argv[1]):
+    peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+    open(path, "w").write(peak.split()[1])
+atexit.register(leave)
+code, sys.argv[:] = sys.argv[2], ["-c", *sys.argv[3:]]
+exec(compile(code, "<measured>", "exec"), {"__name__": "__main__"})
+"""
+
+
+def measured(code: str, *arguments: str, deadline_s: float = 600.0) -> Used:
+    """Run `python -c code arguments` from the repository's root and say what it took."""
+    with tempfile.NamedTemporaryFile("r") as peak, tempfile.TemporaryFile("w+") as output:
+        command = [sys.executable, "-c", _MEASURED, peak.name, code, *arguments]
+        started_s = time.monotonic()
+        child = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT)
+        ended = threading.Event()
+        limit = threading.Timer(deadline_s, lambda: (ended.set(), child.kill()))
+        limit.start()
+        try:
+            _, status, usage = os.wait4(child.pid, 0)
+            child.returncode = os.waitstatus_to_exitcode(status)
+        finally:
+            limit.cancel()
+        output.seek(0)
+        return Used(
+            wall_s=time.monotonic() - started_s,
+            cpu_s=usage.ru_utime + usage.ru_stime,
+            peak_mib=int(peak.read() or 0) / 1024,
+            output=output.read(),
+            code=None if ended.is_set() else child.returncode,
+        )
 
 
 def head(what: str) -> dict[str, Any]:
@@ -105,9 +167,8 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def markdown(top: Mapping[str, Any], rows: Sequence[Row], notes: Sequence[str] = ()) -> str:
-    """The head, one table of all rows (the union of their keys, in order of appearance), and notes."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
+def markdown(top: Mapping[str, Any], rows: Sequence[Row], notes: Sequence[str] = (), found: Sequence[str] = ()) -> str:
+    """The head, what was found, a table for each `table` that rows name, and notes."""
     versions = ", ".join(f"{name} {version}" for name, version in top["versions"].items())
     lines = [
         f"# {top['what']}",
@@ -115,43 +176,45 @@ def markdown(top: Mapping[str, Any], rows: Sequence[Row], notes: Sequence[str] =
         f"{top['date']}, {top['machine']}, load {top['load']} at the start; {versions}; commit {top['commit']}.",
         "",
         f"    {top['command']}",
-        "",
+    ]
+    if found:
+        lines += ["", *(f"- {sentence}" for sentence in found)]
+    for title in dict.fromkeys(row.get("table", "") for row in rows):
+        lines += ["", *([f"## {title}", ""] if title else [])]
+        lines += _table([{k: v for k, v in row.items() if k != "table"} for row in rows if row.get("table", "") == title])
+    return "\n".join([*lines, *(["", *notes] if notes else [])]) + "\n"
+
+
+def _table(rows: Sequence[Row]) -> list[str]:
+    """One Markdown table with the union of the rows' keys, in order of appearance."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    return [
         "| " + " | ".join(columns) + " |",
         "|" + " --- |" * len(columns),
         *("| " + " | ".join(_cell(row.get(column)) for column in columns) + " |" for row in rows),
     ]
-    return "\n".join([*lines, *(["", *notes] if notes else [])]) + "\n"
 
 
 def _cell(value: Any) -> str:
     if value is None:
         return "-"
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    return (f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}") if isinstance(value, float) else str(value)
 
 
-def show(given: argparse.Namespace, top: Mapping[str, Any], rows: Sequence[Row], notes: Sequence[str] = ()) -> None:
-    """Print the result as the arguments ask, and write and draw it where they say."""
-    text = markdown(top, rows, notes)
-    print(json.dumps({"head": dict(top), "rows": [dict(row) for row in rows], "notes": list(notes)}) if given.json else text)
+def show(
+    given: argparse.Namespace,
+    top: Mapping[str, Any],
+    rows: Sequence[Row],
+    notes: Sequence[str] = (),
+    *,
+    found: Sequence[str] = (),
+    value: str = "median",
+) -> None:
+    """Print the result as the arguments ask, and write and draw it where they say; bars are as long as the column `value`."""
+    text = markdown(top, rows, notes, found)
+    whole = {"head": dict(top), "found": list(found), "rows": [dict(row) for row in rows], "notes": list(notes)}
+    print(json.dumps(whole) if given.json else text)
     if given.out:
         given.out.write_text(text, encoding="utf-8")
     if given.plot:
-        _plot(given.plot, top, rows)
-
-
-def _plot(path: Path, top: Mapping[str, Any], rows: Sequence[Row]) -> None:
-    try:
-        import matplotlib
-    except ImportError:
-        print(f"note: {path} was not drawn: matplotlib is not installed", file=sys.stderr)
-        return
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    labels = [str(next(iter(row.values()))) for row in rows]
-    figure, axes = pyplot.subplots(figsize=(8, 0.4 * len(rows) + 1.5), layout="constrained")
-    axes.barh(labels, [row["median"] for row in rows], xerr=[row.get("spread", 0) / 2 for row in rows])
-    axes.invert_yaxis()
-    axes.set_title(f"{top['what']}\n{top['machine']}, {top['date']}", fontsize=9)
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+        bars.draw(given.plot, top, rows, value)

@@ -58,6 +58,30 @@ def test_markdown_has_the_union_of_all_rows_columns_and_a_dash_for_what_is_not_k
     assert text.endswith("a note\n") and "    python benchmarks/x.py" in text
 
 
+def test_rows_of_several_tables_are_shown_apart_and_what_was_found_comes_first():
+    top = {**harness.head("x"), "command": "python benchmarks/x.py"}
+    rows = [
+        {"table": "first", "case": "a", "s": 1.0},
+        {"table": "second", "size": 4, "mb": 2.0},
+        {"table": "first", "case": "b"},
+    ]
+    text = harness.markdown(top, rows, found=["it is so"])
+    assert "## first\n\n| case | s |\n| --- | --- |\n| a | 1 |\n| b | - |\n\n## second\n\n| size | mb |" in text
+    assert text.index("- it is so") < text.index("## first")
+
+
+def test_a_measured_process_is_not_charged_with_its_parents_memory():
+    held = bytearray(b"x") * (200 << 20)
+    used = harness.measured("import sys; print('said', sys.argv[1:]); sys.exit(3)", "a", "b")
+    assert used.output.strip() == "said ['a', 'b']" and used.code == 3
+    assert 4 < used.peak_mib < 100 and 0 < used.cpu_s < 5, len(held)
+
+
+def test_a_measured_process_ends_at_its_deadline():
+    used = harness.measured("import time; time.sleep(60)", deadline_s=0.5)
+    assert used.code is None and used.wall_s < 30
+
+
 def test_show_prints_json_and_writes_markdown(tmp_path, capsys):
     args = harness.arguments("a benchmark").parse_args(["--json", "--out", str(tmp_path / "x.md")])
     harness.show(args, harness.head("x"), [{"case": "a", "median": 1.0, "spread": 0.1}])
@@ -67,8 +91,8 @@ def test_show_prints_json_and_writes_markdown(tmp_path, capsys):
 
 def test_a_plot_is_drawn_where_matplotlib_is_and_noted_where_it_is_not(tmp_path):
     program = (
-        "import sys\n{}\nfrom benchmarks import harness\nfrom pathlib import Path\n"
-        "harness._plot(Path(sys.argv[1]), harness.head('x'), [{{'case': 'a', 'median': 1.0}}])"
+        "import sys\n{}\nfrom benchmarks import bars, harness\nfrom pathlib import Path\n"
+        "bars.draw(Path(sys.argv[1]), harness.head('x'), [{{'case': 'a', 'median': 1.0}}, {{'table': 'b', 'n': 1, 'median': 2}}])"
     )
     without = subprocess.run(
         [sys.executable, "-c", program.format("sys.modules['matplotlib'] = None"), str(tmp_path / "a.png")],
