@@ -21,6 +21,7 @@ MAX_SHOWN, MAX_SHOWN_RANKS = 4, 16
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "exit codes: 0 the failure has a name; 1 it has none; 2 wrong usage."
     parser.add_argument("files", nargs="+", metavar="FILE", help="log of one rank or of many, plain or gzip; - reads stdin")
     parser.add_argument("--rank-from-name", action="store_true", help="the last number in a file's name is the rank")
     parser.add_argument(

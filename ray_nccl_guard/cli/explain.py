@@ -16,6 +16,7 @@ _GLOO = {True: "yes", False: "no", None: "depends"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "exit codes: 0; 2 there is no such class or rule, or wrong usage."
     parser.add_argument("name", nargs="?", metavar="CLASS-or-RULE", help="e.g. shm_too_small or nccl-gpu-oom")
     parser.add_argument("--all", action="store_true", help="every class and rule")
     parser.add_argument("--markdown", action="store_true", help="as the page docs/classes.md")

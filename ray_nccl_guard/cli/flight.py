@@ -11,6 +11,7 @@ EXIT_CONSISTENT, EXIT_FOUND, EXIT_UNREADABLE = 0, 10, 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "exit codes: 0 no rank is out of step; 10 something is found; 20 no dump could be read; 2 wrong usage."
     parser.add_argument("paths", nargs="*", metavar="PATH", help="dump files, or folders to search for them")
     parser.add_argument("--run", dest="run_name", metavar="NAME", help="ask the ranks of a guarded run that trains now")
     parser.add_argument("--address", metavar="A", help="--run: its cluster: auto (default), or HOST:PORT of the head")

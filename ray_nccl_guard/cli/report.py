@@ -12,6 +12,7 @@ EXITS = {"proceed": 0, "retry": 10, "fall_back": 10, "refuse": 20}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "exit codes: 0 training went on as asked; 10 it fell back or was tried again; 20 refused; 2 wrong usage."
     parser.add_argument("file", metavar="FILE", help="the report.json of a run: <storage>/<run>/nccl_guard/report.json")
     parser.add_argument("--html", metavar="PAGE", help="write one self-contained page there (needs jinja2)")
     parser.add_argument("--json", action="store_true", help="print one JSON object, in this version's schema")

@@ -9,12 +9,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ray_nccl_guard.diagnosis.scan import Scanner
+from ray_nccl_guard.errors import UsageError
 from ray_nccl_guard.rulebook import Rule, load_rules, packs_from_env, shipped_rules
 
 EXIT_BROKEN = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "exit codes: 0; 1 the pack under --check fails a test; 2 wrong usage."
     parser.add_argument("--check", metavar="DIR", help="test the rule pack in DIR together with the shipped rules")
     parser.add_argument("--json", action="store_true", help="print one object on stdout")
 
@@ -38,6 +40,8 @@ def run(args: argparse.Namespace) -> int:
 def _check(folder: Path, *, as_json: bool) -> int:
     rules = load_rules(folder)
     mine = {rule.id for rule in rules} - {rule.id for rule in shipped_rules()}
+    if not mine:
+        raise UsageError(f"There is no rule in {folder}.", help=("a rule is two files there: NAME.toml and NAME.log",))
     faults = [fault for fault in faults_of(rules) if fault[0] in mine]
     if as_json:
         print(json.dumps({"rules": sorted(mine), "faults": [{"rule": rule, "fault": text} for rule, text in faults]}))

@@ -35,6 +35,7 @@ _MOST_RULES_BYTES = 96 << 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "exit codes: the script's own; 2 a wrong flag, policy or rule pack, before anything runs."
     parser.add_argument("--policy", metavar="P", help="default, fallback, strict, observe, or a TOML file")
     parser.add_argument(
         "--deadline", metavar="S", help="seconds in which the communicator must form (default 30 + 0.1 per rank)"

@@ -29,7 +29,8 @@ def batches(path: str) -> Iterator[tuple[int, list[str]]]:
         with _open(path) as stream:
             yield from _batches(stream)
     except (OSError, EOFError, zlib.error) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise UsageError(f"{path} cannot be read: {why}") from error
 
 
 def _open(path: str) -> IO[bytes]:

@@ -13,7 +13,7 @@ from ray.train.torch import TorchConfig
 from ray_nccl_guard.policy import Policy
 from ray_nccl_guard.probe.spec import ProbeSpec
 from ray_nccl_guard.ray_train.late_settings import SettingsWatch
-from ray_nccl_guard.ray_train.settings import settings_from
+from ray_nccl_guard.ray_train.settings import Mode, settings_from
 from ray_nccl_guard.rulebook import Rule
 
 
@@ -76,7 +76,9 @@ class GuardedTorchConfig(TorchConfig):
 
     @property
     def train_func_context(self) -> Any:
-        return SettingsWatch
+        # Where the group is formed as Ray does it, a setting of train_func may still have its effect.
+        eager = self.eager_init and self.guard.mode is Mode.ON and not self.guard.policy.report_only
+        return SettingsWatch if eager else super().train_func_context
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as plain values, for Ray's run state export."""

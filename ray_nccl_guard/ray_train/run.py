@@ -18,7 +18,7 @@ from ray_nccl_guard.policy import Action, Policy
 from ray_nccl_guard.probe.spec import Outcome, ProbeSpec
 from ray_nccl_guard.prove.prover import Prover
 from ray_nccl_guard.prove.worlds import Worlds
-from ray_nccl_guard.ray_train import earlier, later_groups, on_worker, publish
+from ray_nccl_guard.ray_train import earlier, late_settings, later_groups, on_worker, publish
 from ray_nccl_guard.ray_train.errors import GuardRestart, NcclInitRefused
 from ray_nccl_guard.ray_train.flight_collect import FlightWatch
 from ray_nccl_guard.ray_train.group import TrainingGroup
@@ -174,6 +174,8 @@ class GuardedStart:
             self.run_state.failures = 0
             self.run_state.ended_well = False
             later_groups.watch_workers(self.workers, self.facts, report)
+            if self.settings.eager_init:
+                late_settings.watch_workers(self.workers, self.config)
             watch.go_live()
             self.run_state.flight = watch
             return

@@ -8,10 +8,9 @@ import logging
 import os
 from typing import Any
 
-from ray.train.torch.config import TorchConfig, TorchConfigContextManager, _TorchBackend
+from ray.train.torch.config import TorchConfig, _TorchBackend
 
 from ray_nccl_guard.ray_train.backend import GuardedBackend
-from ray_nccl_guard.ray_train.late_settings import SettingsWatch
 from ray_nccl_guard.ray_train.settings import Mode, settings_from
 
 log = logging.getLogger("ray.train.nccl_guard")
@@ -29,10 +28,8 @@ def install() -> None:
     if hasattr(TorchConfig, _MARK):
         return
     backend_cls = TorchConfig.__dict__["backend_cls"]
-    context = TorchConfig.__dict__["train_func_context"]
     setattr(TorchConfig, _MARK, backend_cls)
     TorchConfig.backend_cls = property(lambda self: _backend_of(self, backend_cls.fget(self)))
-    TorchConfig.train_func_context = property(lambda self: _context_of(self, context.fget(self)))
     if not _is_v2():
         TorchConfig.__reduce_ex__ = _leave
         _name_the_default()
@@ -40,12 +37,6 @@ def install() -> None:
 
 def _backend_of(config: Any, ray_backend: Any) -> Any:
     return GuardedBackend if ray_backend is _TorchBackend and _settle(config) else ray_backend
-
-
-def _context_of(config: Any, ray_context: Any) -> Any:
-    # A subclass with another backend (XLA) inherits the context; only what is guarded is watched.
-    guarded = config.backend_cls is GuardedBackend
-    return SettingsWatch if ray_context is TorchConfigContextManager and guarded else ray_context
 
 
 def _settle(config: Any) -> bool:

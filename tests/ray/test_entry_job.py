@@ -16,25 +16,54 @@ from tests.ray.clusters import ROOT, Cluster, bare_python, environment, started
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 SCRIPT = ROOT / "examples/unmodified/train.py"
+VERB = ("-m", "ray_nccl_guard", "run")
 
 
-def submit(cluster: Cluster, *entrypoint: str, options: tuple[str, ...] = ()) -> str:
+# Nothing in it knows the guard; its setting comes too late for a communicator that exists.
+LATE = """
+import os, sys
+from ray.train import RunConfig, ScalingConfig
+from ray.train.torch import TorchConfig, TorchTrainer
+
+def train_func():
+    import torch.distributed as dist
+    os.environ["NCCL_ALGO"] = "Ring"
+    assert dist.get_backend() == "gloo"
+
+TorchTrainer(
+    train_func,
+    torch_config=TorchConfig(backend="nccl"),
+    scaling_config=ScalingConfig(num_workers=2),
+    run_config=RunConfig(name="variable", storage_path=sys.argv[1]),
+).fit()
+"""
+
+
+def submit(cluster: Cluster, *entrypoint: str, options: tuple[str, ...] = (), verb: tuple[str, ...] = VERB) -> str:
     """The job's output. `ray job submit` ends with the job's status."""
     done = subprocess.run(
         [sys.executable, "-m", "ray.scripts.scripts", "job", "submit", "--address", cluster.dashboard, *options, "--",
-         cluster.python, "-m", "ray_nccl_guard", "run", *entrypoint],
+         cluster.python, *verb, *entrypoint],
         env=environment(), capture_output=True, text=True, timeout=300, check=False, cwd="/",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return done.stdout
 
 
-def test_with_the_package_in_the_image(tmp_path):
+def test_with_the_package_in_the_image_by_the_verb_and_by_rays_variable_alone(tmp_path):
+    late = tmp_path / "late.py"
+    late.write_text(LATE)
+    variables = {"RAY_TRAIN_CALLBACKS": "ray_nccl_guard.ray_train.hook.GuardHook", "RAY_NCCL_GUARD_POLICY": "fallback"}
+    options = ("--runtime-env-json", json.dumps({"env_vars": variables}))
     with started(tmp_path, python=sys.executable, with_package=True) as cluster:
         output = submit(cluster, "--policy", "strict", str(SCRIPT), "--storage", str(tmp_path), "--name", "image")
+        alone = submit(cluster, str(late), str(tmp_path), options=options, verb=())
     assert "trained on gloo" in output
     report = json.loads((tmp_path / "image" / "nccl_guard" / "report.json").read_text())
     assert report["action"] == "proceed" and report["policy"]["sources"] == {"name": "argument"}
+    report = json.loads((tmp_path / "variable" / "nccl_guard" / "report.json").read_text())
+    assert report["action"] == "fall_back" and report["policy"]["sources"] == {"name": "environment"}
+    assert "train_func changed NCCL_ALGO=Ring, which had no effect" in alone
 
 
 def test_with_the_package_in_the_working_directory_of_a_cluster_that_has_none(tmp_path):

@@ -59,3 +59,13 @@ def test_the_context_is_rays_own_with_the_watch_around_it():
     from ray.train.torch.config import TorchConfigContextManager
 
     assert issubclass(SettingsWatch, TorchConfigContextManager)
+
+
+@pytest.mark.parametrize(
+    ("options", "mode"), [({"eager_init": False}, "on"), ({"policy": "observe"}, "on"), ({}, "observe"), ({}, "off")]
+)
+def test_where_the_group_is_formed_as_ray_does_it_the_context_is_rays_too(options, mode, monkeypatch):
+    from ray.train.torch.config import TorchConfigContextManager
+
+    monkeypatch.setenv("RAY_NCCL_GUARD", mode)
+    assert GuardedTorchConfig(**options).train_func_context is TorchConfigContextManager

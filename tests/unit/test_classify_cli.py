@@ -97,6 +97,11 @@ def test_a_rule_pack_of_ones_own_is_used_and_checked(tmp_path: Path, capsys, mon
     assert "near miss" in json.loads(out)["faults"][0]["fault"]
 
 
+def test_a_folder_without_rules_is_no_pack_that_passes(tmp_path: Path, capsys):
+    code, _, err = call(capsys, "rules", "--check", str(tmp_path))
+    assert code == 2 and "There is no rule in" in err
+
+
 def test_a_broken_pack_exits_2(tmp_path: Path, capsys):
     (tmp_path / "bad.toml").write_text("not toml")
     code, _, err = call(capsys, "rules", "--check", str(tmp_path))
