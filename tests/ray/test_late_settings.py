@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -69,3 +71,25 @@ def test_where_the_group_is_formed_as_ray_does_it_the_context_is_rays_too(option
 
     monkeypatch.setenv("RAY_NCCL_GUARD", mode)
     assert GuardedTorchConfig(**options).train_func_context is TorchConfigContextManager
+
+
+def test_rays_own_context_is_watched_in_a_worker_that_is_told_to_and_nothing_is_said_twice():
+    program = (
+        "import logging, os, sys\n"
+        "from ray.train.torch.config import TorchConfigContextManager\n"
+        "from ray_nccl_guard.ray_train.late_settings import SettingsWatch, watch\n"
+        "logging.getLogger('ray.train.nccl_guard').addHandler(logging.StreamHandler(sys.stdout))\n"
+        "watch(); watch()\n"
+        "with TorchConfigContextManager(): os.environ['NCCL_ALGO'] = 'Ring'\n"
+        "with SettingsWatch(): os.environ['NCCL_PROTO'] = 'LL'\n"
+        "with TorchConfigContextManager(): pass\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("NCCL_")}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert [line.partition(", which")[0].rpartition(" ")[2] for line in done.stdout.splitlines()] == [
+        "NCCL_ALGO=Ring",
+        "NCCL_PROTO=LL",
+    ]
