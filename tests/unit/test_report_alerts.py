@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -71,3 +73,14 @@ def test_the_values_that_alerts_compare_with_exist(tag, values):
 def test_a_run_on_gloo_and_a_refused_one_have_their_alerts():
     expressions = " ".join(rule["expr"] for rule in RULES)
     assert 'backend="gloo"' in expressions and 'action="refuse"' in expressions
+
+
+def test_prometheus_own_tool_raises_each_of_them_on_the_series_that_the_guard_sets():
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed (Debian: prometheus)")
+    done = subprocess.run(
+        [promtool, "test", "rules", str(ROOT / "tests" / "unit" / "data" / "alerts_promtool.yml")],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
