@@ -74,7 +74,7 @@ def main() -> None:
     )
     result = trainer.fit()
     print(f"trained: {result.metrics}")
-    print(f"the guard's report: {result.path}/nccl_guard/report.json")
+    print(f"the guard's report: {result.path}/nccl_guard/report.json, and report.html beside it to look at")
 
 
 def _cluster() -> bool:

@@ -175,7 +175,8 @@ def _cell(rank: int, result: ProbeResult, step: Step) -> Cell:
     if record is not None:
         title = f"rank {rank}, {step.value}: {_WORDS[record.outcome]}, {record.seconds:.3f} s"
         title = f"{title}; {record.detail}" if record.detail else title
-        return Cell(record.outcome.value, _LETTERS[record.outcome], title, f"{record.seconds:.2f}")
+        taken = f"{record.seconds:.2f}" if record.outcome is Outcome.OK else ""  # a step that was not run took none
+        return Cell(record.outcome.value, _LETTERS[record.outcome], title, taken)
     lost = result.outcome in (Outcome.MISSING, Outcome.DIED) and not result.steps
     outcome = result.outcome if lost else Outcome.NOT_RUN
     return Cell(outcome.value, _LETTERS[outcome], f"rank {rank}, {step.value}: {_WORDS[outcome]}")
