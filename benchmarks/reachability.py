@@ -1,14 +1,14 @@
 """How long the peers check takes: one host against many listeners, and N x N over the fault lab's hosts.
 
-    python benchmarks/reachability.py [--json]
+    python benchmarks/reachability.py [--rounds 5] [--json]
 
 The N x N part needs the rights of tests/net (root, nftables) and says so if it lacks them. Figures of one machine: all
-hosts of the lab share its cores, so a real cluster, with cores of its own per host, is faster.
+hosts of the lab share its cores, so a real cluster, with cores of its own per host, is faster. What a round takes on 1,024
+hosts is an estimate: the schedule's busiest host, at the measured cost of one host against as many targets.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import resource
@@ -16,11 +16,14 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks import harness
 from ray_nccl_guard.network.cells import Code, Target
 from ray_nccl_guard.network.peers import probe
 from ray_nccl_guard.network.plan import first_round
@@ -66,8 +69,8 @@ while True:
 """
 
 
-def one_against(count: int, dropped: int = 0) -> dict[str, float]:
-    """One host against `count` targets, `dropped` of which never answer (a full backlog drops SYNs as a firewall does)."""
+def one_against(count: int, dropped: int = 0) -> tuple[float, float]:
+    """Wall and CPU seconds of one host against `count` targets, `dropped` of which never answer (a full backlog drops SYNs as a firewall does)."""
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     command = [sys.executable, "-c", SERVER, str(count - dropped), RUN]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
@@ -84,10 +87,7 @@ def one_against(count: int, dropped: int = 0) -> dict[str, float]:
             targets = [Target(rank=rank, address=HOST, port=port) for rank, port in enumerate(ports)]
             begin_s, begin_cpu_s = time.monotonic(), time.process_time()
             cells = probe(count, targets, run_id=RUN)
-            took = {
-                "seconds": round(time.monotonic() - begin_s, 3),
-                "cpu_s": round(time.process_time() - begin_cpu_s, 3),
-            }
+            took = time.monotonic() - begin_s, time.process_time() - begin_cpu_s
     finally:
         server.kill()
         server.communicate()
@@ -104,30 +104,71 @@ def matrix(count: int, blocked: bool) -> float:
         return Stages(lab, "gloo").peers().seconds
 
 
+def single_host(rounds: int) -> list[dict[str, Any]]:
+    """Rows: one host against many targets, all answering, and a third of them dropping every packet."""
+    cases = {
+        **{f"{count} targets": (count, 0) for count in (63, 255, 1023)},
+        **{f"{count} targets, {count // 3} of them dropped": (count, count // 3) for count in (255, 1023)},
+    }
+    taken = harness.alternate({name: lambda c=case: one_against(*c) for name, case in cases.items()}, rounds=rounds)  # type: ignore[misc]
+    return [
+        {
+            "table": "one host", "case": name, "unit": "s", **harness.summary([wall for wall, _ in values]),
+            "CPU s": harness.summary([cpu for _, cpu in values])["median"],
+        }
+        for name, values in taken.items()
+    ]  # fmt: skip
+
+
+def schedule(against: dict[int, float]) -> list[dict[str, Any]]:
+    """Rows: what the first round asks of how many hosts, and what it would take at the measured cost per target."""
+    rows = []
+    for count in (64, 256, 1024):
+        asked = Counter(source for source, _ in first_round(range(count)))
+        busiest = max(asked.values())
+        rows.append({
+            "table": "the first round's schedule", "case": f"{count} hosts", "connections": sum(asked.values()),
+            "all pairs": count * (count - 1), "of a host, mean": round(sum(asked.values()) / count, 1),
+            "of the busiest host": busiest, "estimate, s": against[busiest],
+        })  # fmt: skip
+    return rows
+
+
+def lab(rounds: int) -> list[dict[str, Any]]:
+    """Rows: N x N over the hosts of the lab, healthy and with one of them behind a firewall."""
+    cases = {
+        f"{count} hosts, {'inbound of one dropped' if blocked else 'healthy'}": (count, blocked)
+        for blocked in (False, True)
+        for count in (4, 8, 16)
+    }
+    taken = harness.alternate(
+        {name: lambda c=case: matrix(*c) for name, case in cases.items()},  # type: ignore[misc]
+        rounds=rounds,
+        warm_up=0,
+    )
+    return [{"table": "N x N in the lab", "case": name, "unit": "s", **harness.summary(v)} for name, v in taken.items()]
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--json", action="store_true")
-    as_json = parser.parse_args().json
+    parser = harness.arguments(__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 8192)), hard))
-    result: dict[str, object] = {
-        "one host": {str(count): one_against(count) for count in (63, 255, 1023)},
-        "one host, a third dropped": {str(count): one_against(count, count // 3) for count in (255, 1023)},
-        "connections per host, first round": {
-            str(count): round(len(first_round(range(count))) / count, 1) for count in (64, 256, 1024)
-        },
-    }
+    top = harness.head("The peers check: one host against many, and N x N")
+    rows = single_host(args.rounds)
+    against = {int(row["case"].split()[0]): row["median"] for row in rows if "dropped" not in row["case"]}
+    rows += schedule(against)
+    found = [f"One host against 1,023 targets takes {against[1023]:.2g} s."]
     reason = why_not()
-    if reason:
-        result["N x N"] = f"not run: {reason}"
-    else:
-        result["N x N healthy_s"] = {str(count): matrix(count, blocked=False) for count in (4, 8, 16)}
-        result["N x N one host blocked_s"] = {str(count): matrix(count, blocked=True) for count in (4, 8, 16)}
-    if as_json:
-        print(json.dumps(result))
-        return
-    for name, value in result.items():
-        print(f"{name}: {value}")
+    if reason is None:
+        rows += lab(min(args.rounds, 3))
+        by_case = {row["case"]: row["median"] for row in rows if row["table"] == "N x N in the lab"}
+        found.append(
+            f"N x N over 16 hosts on this machine takes {by_case['16 hosts, healthy']:.2g} s healthy and "
+            f"{by_case['16 hosts, inbound of one dropped']:.2g} s with one host's inbound dropped."
+        )
+    harness.show(args, top, rows, [f"N x N was not run: {reason}"] if reason else [], found=found)
 
 
 if __name__ == "__main__":
