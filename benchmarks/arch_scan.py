@@ -1,24 +1,23 @@
 """Measures the fatbin reader against cuobjdump: equality on installed libraries and published wheels, CPU and wall time.
 
-    python benchmarks/arch_scan.py equal LIBRARY... --cuobjdump TOOL [--cuobjdump TOOL]
-    python benchmarks/arch_scan.py wheels --cuobjdump TOOL [--only 2.26] [--cache DIR]
-    python benchmarks/arch_scan.py timing LIBRARY --cuobjdump TOOL [--rounds 5]
-    python benchmarks/arch_scan.py verb [--rounds 5]                # the command, as a whole process
-    python benchmarks/arch_scan.py publish                          # rewrites compat/wheels.py and docs/gpu-support.md
+    python benchmarks/arch_scan.py timing [LIBRARY...] [--rounds 5]  # reader and tool in turn, and the `compat` verb whole
+    python benchmarks/arch_scan.py equal LIBRARY... [--cuobjdump TOOL]
+    python benchmarks/arch_scan.py wheels [--cuobjdump TOOL] [--only 2.26] [--cache DIR]
+    python benchmarks/arch_scan.py publish                           # rewrites compat/wheels.py and docs/gpu-support.md
 
-`wheels` downloads one wheel at a time through pip, scans it, deletes it, and appends one JSON line: it may be stopped and
-started again. cuobjdump comes from the package nvidia-cuda-cuobjdump; releases from 13.5 on refuse libraries built with CUDA
-12.3 and older, so a second, older tool may be named (triton ships one), and the first that exits 0 is believed.
+`timing` takes the installed libnccl and libtorch_cuda where none is named, and compares what both say too. `wheels` downloads
+one wheel at a time through pip, scans it, deletes it, and appends one JSON line: it may be stopped and started again.
+cuobjdump is the one that triton brings, unless another is named (package nvidia-cuda-cuobjdump); releases from 13.5 on refuse
+libraries built with CUDA 12.3 and older, so two may be named, and the first that exits 0 is believed.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
-import os
 import re
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,10 +25,12 @@ import time
 import zipfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks import harness  # noqa: E402
 from ray_nccl_guard.compat.fatbin import Images, scan  # noqa: E402
 
 RECORD = ROOT / "benchmarks" / "results" / "nccl_wheels_x86_64_202611.jsonl"
@@ -155,55 +156,75 @@ def _tool_version(tool: str) -> str:
 
 
 def timing(args: argparse.Namespace) -> int:
-    """Alternate reader and tool in one run; print medians of wall and CPU seconds, and their ratios."""
-    library = args.libraries[0]
-    own: list[tuple[float, float]] = []
-    tool: list[tuple[float, float]] = []
-    scan(library)  # both find the file in the page cache
-    for _ in range(args.rounds):
-        wall_s, cpu_s = time.perf_counter(), time.process_time()
-        scan(library)
-        own.append((time.perf_counter() - wall_s, time.process_time() - cpu_s))
-        wall_s, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-        ask_cuobjdump(args.cuobjdump[:1], library)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        tool.append((time.perf_counter() - wall_s, cpu_s))
-    medians = {
-        name: {"wall_s": statistics.median(r[0] for r in rows), "cpu_s": statistics.median(r[1] for r in rows)}
-        for name, rows in (("reader", own), ("cuobjdump", tool))
-    }
-    ratio = {key: medians["cuobjdump"][key] / medians["reader"][key] for key in ("wall_s", "cpu_s")}
-    print(json.dumps({"library": library, "rounds": args.rounds, "medians": medians, "ratio": ratio}, indent=1))
+    """Alternate reader and tool on each library, and run the whole verb."""
+    libraries = args.libraries or installed()
+    top, rows, found = harness.head("The fatbin reader and `compat`, beside cuobjdump"), [], []
+    for library in libraries:
+        name, wrong = Path(library).name, differences(scan(library), ask_cuobjdump(args.cuobjdump, library)[0])
+        cases = {"reader": lambda lib=library: timed(scan, lib)}
+        cases["cuobjdump"] = lambda lib=library: timed(ask_cuobjdump, args.cuobjdump, lib)
+        taken = harness.alternate(cases, rounds=args.rounds, warm_up=0)  # both find the file in the page cache
+        for case, values in taken.items():
+            cpu, wall_s = harness.summary([c for _, c in values]), harness.summary([w for w, _ in values])["median"]
+            rows.append({"table": "reading a library", "case": f"{name}, {case}", "unit": "CPU s", **cpu, "wall s": wall_s})
+        ratios = [harness.ratio([v[i] for v in taken["cuobjdump"]], [v[i] for v in taken["reader"]]) for i in (0, 1)]
+        wall, cpu_times = map(harness.times, ratios)
+        same = "differently" if wrong else "alike"
+        found.append(
+            f"{name}: cuobjdump takes {wall} of the reader's wall time and {cpu_times} of its CPU; both count images {same}."
+        )
+    verb = [harness.measured(VERB) for _ in range(args.rounds + 1)][1:]  # the first finds files and bytecode cold
+    cpu, peak_mib = harness.summary([used.cpu_s for used in verb]), max(used.peak_mib for used in verb)
+    wall = harness.summary([used.wall_s for used in verb])["median"]
+    row = {"table": "the verb, whole process", "case": "compat --target sm_120 --json", "unit": "CPU s", **cpu}
+    rows.append({**row, "wall s": wall, "peak MiB": round(peak_mib), "exit code": verb[0].code})
+    found.append(f"`ray-nccl-guard compat` as a whole process: {cpu['median']:.2g} CPU s, {peak_mib:.0f} MiB at its peak.")
+    harness.show(args, top, rows, [f"cuobjdump: {_tool_version(args.cuobjdump[0])}."], found=found)
     return 0
 
 
-def verb(args: argparse.Namespace) -> int:
-    """Run the whole command and print medians of wall and CPU seconds and the highest peak memory (maximum resident set)."""
-    command = [sys.executable, "-m", "ray_nccl_guard", "compat", "--target", "sm_120", "--json"]
-    rows: list[tuple[float, float, int]] = []
-    for _ in range(args.rounds + 1):
-        start_s = time.perf_counter()
-        child = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT)
-        _, status, usage = os.wait4(child.pid, 0)
-        child.returncode = os.waitstatus_to_exitcode(status)
-        rows.append((time.perf_counter() - start_s, usage.ru_utime + usage.ru_stime, usage.ru_maxrss))
-    rows = rows[1:]  # the first finds files and bytecode cold
-    wall_s, cpu_s = (statistics.median(row[i] for row in rows) for i in (0, 1))
-    answer = {
-        "command": " ".join(command[1:]),
-        "rounds": args.rounds,
-        "exit": child.returncode,
-        "wall_s": wall_s,
-        "cpu_s": cpu_s,
-    }
-    print(json.dumps(answer | {"peak_mib": max(row[2] for row in rows) / 1024}, indent=1))
-    return 0
+VERB = (
+    "import runpy, sys; sys.argv[1:] = ['compat', '--target', 'sm_120', '--json'];"
+    "runpy.run_module('ray_nccl_guard', run_name='__main__')"
+)
+
+
+def timed(run: Any, *arguments: Any) -> tuple[float, float]:
+    """Wall and CPU seconds of a call, its child processes included."""
+    wall_s, before = time.perf_counter(), _cpu_s()
+    run(*arguments)
+    return time.perf_counter() - wall_s, _cpu_s() - before
+
+
+def _cpu_s() -> float:
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+def installed() -> list[str]:
+    """The libraries of the installed torch that hold GPU code."""
+    site = _folder("torch").parent
+    return [
+        str(path)
+        for path in (*site.glob("nvidia/nccl/lib/libnccl.so.*"), site / "torch/lib/libtorch_cuda.so")
+        if path.exists()
+    ]
+
+
+def shipped_tool() -> list[str]:
+    """triton's cuobjdump, where triton is installed."""
+    tool = _folder("triton") / "backends/nvidia/bin/cuobjdump"
+    return [str(tool)] if tool.exists() else []
+
+
+def _folder(package: str) -> Path:
+    spec = importlib.util.find_spec(package)
+    return Path(spec.origin).parent if spec and spec.origin else Path("not installed")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["equal", "wheels", "timing", "verb", "publish"])
+    parser = harness.arguments(__doc__)
+    parser.add_argument("what", nargs="?", default="timing", choices=["timing", "equal", "wheels", "publish"])
     parser.add_argument("libraries", nargs="*", metavar="LIBRARY")
     parser.add_argument("--cuobjdump", action="append", default=[], metavar="TOOL")
     parser.add_argument("--record", default=str(RECORD), help="JSON lines, one wheel each")
@@ -212,11 +233,14 @@ def main() -> int:
     parser.add_argument("--cache", default=None, metavar="DIR", help="where a wheel lies while it is scanned (under 1 GB)")
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
+    args.cuobjdump = args.cuobjdump or shipped_tool()
     if args.what == "publish":
         import gpu_support
 
         return gpu_support.publish(Path(args.record))
-    return {"equal": equal, "wheels": wheels, "timing": timing, "verb": verb}[args.what](args)
+    if not args.cuobjdump and args.what != "wheels":
+        parser.error("no cuobjdump is installed: install triton or nvidia-cuda-cuobjdump, or name one with --cuobjdump")
+    return {"equal": equal, "wheels": wheels, "timing": timing}[args.what](args)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How well and how fast failures are named: on public reports, on a big log, on 4,096 ranks in memory.
 
-    python benchmarks/classify.py [--reports FILE] [--megabytes N] [--json]
+    python benchmarks/classify.py [--reports FILE] [--megabytes N] [--rounds 3] [--json]
 
 Figures come with what they stand on: `first` are the reports that the rules were written against, `second` were added
 later, with logs of healthy start-ups and of unrelated failures among them. `third` to `fifth` were collected and
@@ -39,26 +39,25 @@ def main() -> int:
     parser = harness.arguments(__doc__)
     parser.add_argument("--reports", type=Path, default=REPORTS, help="reports as JSON lines (default: the shipped ones)")
     parser.add_argument("--megabytes", type=int, default=500, help="size of the big log; 0 leaves the speed out")
+    parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     top = harness.head("Naming failures: how well, and how fast")
-    rows, notes = accuracy(args.reports)
+    rows, notes, found = accuracy(args.reports)
     if args.megabytes:
-        notes += [
-            f"- one log: {_words(big_log(args.megabytes))}",
-            f"- in memory: {_words(in_memory(ranks=4096, lines=200))}",
-        ]
-    harness.show(args, top, rows, notes)
+        for more, sentence in (
+            big_log(args.megabytes, args.rounds),
+            in_memory(ranks=4096, lines=200, rounds=args.rounds),
+        ):
+            rows += more
+            found.append(sentence)
+    harness.show(args, top, rows, notes, found=found)
     return 0
 
 
-def _words(figures: dict[str, object]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in figures.items())
-
-
-def accuracy(path: Path) -> tuple[list[dict[str, object]], list[str]]:
+def accuracy(path: Path) -> tuple[list[dict[str, Any]], list[str], list[str]]:
     """A row for each set: share of verdicts among the accepted answers, confident and wrong, gloo promised where it cannot help.
 
-    The notes name the reports that were not named as accepted.
+    The notes name the reports that were not named as accepted; the sentence is over all of them.
     """
     groups: dict[str, list[tuple[dict[str, Any], Verdict]]] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -68,7 +67,7 @@ def accuracy(path: Path) -> tuple[list[dict[str, object]], list[str]]:
     for name, pairs in sorted(groups.items()):
         wrong = [(row, v) for row, v in pairs if v.failure.value not in row["accepted"]]
         rows.append({
-            "set": name,
+            "table": "how well", "set": name,
             "reports": len(pairs),
             "accepted": round(1 - len(wrong) / len(pairs), 4),
             "exact": round(sum(v.failure.value == row["accepted"][0] for row, v in pairs) / len(pairs), 4),
@@ -79,7 +78,11 @@ def accuracy(path: Path) -> tuple[list[dict[str, object]], list[str]]:
             f"- {name}, {row['id']}: named {v.failure.value} ({v.certainty.value}), accepted {', '.join(row['accepted'])}"
             for row, v in wrong
         ]
-    return rows, notes
+    every = [pair for pairs in groups.values() for pair in pairs]
+    accepted = sum(v.failure.value in row["accepted"] for row, v in every)
+    bold = sum(int(row["confident and wrong"]) for row in rows)
+    found = f"{accepted} of {len(every)} shipped reports are named as accepted, {bold} confidently wrong (no blind figure)."
+    return rows, notes, [found]
 
 
 def classify_text(log: str) -> Verdict:
@@ -105,29 +108,42 @@ def healthy_lines(ranks: int) -> Iterator[str]:
         turn += 1
 
 
-def big_log(megabytes: int) -> dict[str, object]:
-    """Speed and memory of `classify` on one file, beside `grep -E` with the same patterns on the same file."""
+PROGRAM = """
+import sys
+from ray_nccl_guard.diagnosis.gather import scanner_for
+from ray_nccl_guard.logs.evidence import read_logs
+from ray_nccl_guard.verdict import classify
+print(classify(read_logs([sys.argv[1]], scanner_for(None))).failure.value)
+"""
+
+
+def big_log(megabytes: int, rounds: int) -> tuple[list[dict[str, Any]], str]:
+    """Rows and a sentence: `classify` on one file and `grep -E` with the same patterns on it, in turn."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "driver.log"
         _write(path, megabytes * MB)
-        program = (
-            "import sys,resource,time\n"
-            "from ray_nccl_guard.diagnosis.gather import scanner_for\n"
-            "from ray_nccl_guard.logs.evidence import read_logs\n"
-            "from ray_nccl_guard.verdict import classify\n"
-            "s=time.monotonic(); c=time.process_time()\n"
-            f"v=classify(read_logs([{str(path)!r}], scanner_for(None)))\n"
-            "print(v.failure.value, time.monotonic()-s, time.process_time()-c, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+        peaks, named = [], set()
+
+        def ours() -> float:
+            used = harness.measured(PROGRAM, str(path))
+            peaks.append(used.peak_mib)
+            named.add(used.output.strip())
+            return used.cpu_s
+
+        taken = harness.alternate(
+            {"classify": ours, "grep -E": lambda: _grep(path, Path(folder) / "patterns")}, rounds=rounds, warm_up=0
         )
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=True,
-                              cwd=Path(__file__).resolve().parent.parent)  # fmt: skip
-        failure, wall_s, cpu_s, peak_kib = done.stdout.split()
-        grep_s = _grep(path, Path(folder) / "patterns")
-    return {
-        "megabytes": megabytes, "failure": failure, "wall_s": round(float(wall_s), 2), "cpu_s": round(float(cpu_s), 2),
-        "mb_per_s_of_cpu": round(megabytes / float(cpu_s), 1), "peak_mib": int(peak_kib) // 1024,
-        "grep_cpu_s": round(grep_s, 2), "times_grep": round(float(cpu_s) / grep_s, 2),
-    }  # fmt: skip
+    rows = [
+        {"table": f"one log of {megabytes} MB", "case": name, "unit": "CPU s", **harness.summary(values),
+         "MB per CPU s": megabytes / harness.summary(values)["median"], "named": None}
+        for name, values in taken.items()
+    ]  # fmt: skip
+    rows[0].update({"peak MiB": round(max(peaks)), "named": ", ".join(sorted(named))})
+    times = harness.times(harness.ratio(taken["classify"], taken["grep -E"]))
+    return rows, (
+        f"A log of {megabytes} MB is classified at {rows[0]['MB per CPU s']:.0f} MB a CPU second in {max(peaks):.0f} MiB; "
+        f"CPU against grep -E with the same patterns: {times}."
+    )
 
 
 def _write(path: Path, size: int) -> None:
@@ -152,8 +168,8 @@ def _grep(path: Path, patterns: Path) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def in_memory(ranks: int, lines: int) -> dict[str, object]:
-    """Seconds to classify results that a probe of `ranks` ranks has already brought together."""
+def in_memory(ranks: int, lines: int, rounds: int) -> tuple[list[dict[str, Any]], str]:
+    """A row and a sentence: classifying results that a probe of `ranks` ranks has already brought together."""
     records = []
     source = healthy_lines(ranks)
     for rank in range(ranks):
@@ -166,12 +182,20 @@ def in_memory(ranks: int, lines: int) -> dict[str, object]:
             lines=tuple(LogLine(source="nccl", number=i + 1, text=t) for i, t in enumerate(texts)),
         ))  # fmt: skip
     evidence = Evidence(origin=Origin.PROBE, backend="nccl", world_size=ranks, ranks=tuple(records))
-    started_s, cpu_s = time.monotonic(), time.process_time()
-    verdict = classify(evidence)
-    return {
-        "ranks": ranks, "lines_each": lines, "failure": verdict.failure.value, "culprit_ranks": list(verdict.culprit_ranks),
-        "wall_s": round(time.monotonic() - started_s, 2), "cpu_s": round(time.process_time() - cpu_s, 2),
-    }  # fmt: skip
+    walls, verdict = [], None
+
+    def once() -> float:
+        nonlocal verdict
+        started_s, cpu_s = time.monotonic(), time.process_time()
+        verdict = classify(evidence)
+        walls.append(time.monotonic() - started_s)
+        return time.process_time() - cpu_s
+
+    (values,) = harness.alternate({"classify": once}, rounds=rounds, warm_up=0).values()
+    cpu = harness.summary(values)
+    row = {"table": "in memory", "case": f"{ranks} ranks x {lines} lines", "unit": "CPU s", **cpu,
+           "wall s": harness.summary(walls)["median"], "named": f"{verdict.failure.value} on {list(verdict.culprit_ranks)}"}  # fmt: skip
+    return [row], f"{ranks} ranks x {lines} lines in memory take {cpu['median']:.2g} CPU s."
 
 
 if __name__ == "__main__":

@@ -5,32 +5,36 @@
 Dumps are synthetic, in the bytes that torch's pickler writes (tests/unit/flight_builders.py): one default group on NCCL,
 three frames of stack a record, rank 3 one call behind. Each reader runs in a process of its own; CPU seconds and peak
 memory are that process's, start of the interpreter and imports included. `torchfrtrace` is that of the installed torch.
+Recording is measured in the calling thread, where records are made: with the recorder off, on (with Python stacks, which
+are part of it), and on with C++ stacks. On NCCL the devices and the library are the double of tests/fakegpu under torch's
+real code, so the thread's work is real but for what the driver and libnccl would do in it: the share is an upper bound.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import re
-import resource
-import subprocess
 import sys
 import tempfile
-import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks import harness
 
 CULPRIT = 3
-SIZES = ("64x200", "64x2000", "256x2000", "1024x200", "1024x2000")
+SIZES = ("64x2000", "256x2000", "1024x200", "1024x2000")
 OURS = (
     "import sys; from ray_nccl_guard import flight; v = flight.diagnose(flight.load([sys.argv[1]]));"
     "print(v.kind.value, list(v.culprit_ranks))"
 )
 PEER = "from torch.distributed.flight_recorder.fr_trace import main; main()"
+ANSWERS = {
+    "guard": rf"missing_rank \[{CULPRIT}\]",
+    "torchfrtrace": rf"missing ranks: \{{{CULPRIT}\}}",
+}
+MODES = {"off": ("0", "0"), "on": ("2000", "0"), "on, C++ stacks": ("2000", "1")}
 
 
 def make_dumps(folder: Path, ranks: int, entries: int) -> int:
@@ -73,154 +77,125 @@ def _records(entries: int, ranks: int, missing: int = 0) -> list[dict[str, Any]]
     return found
 
 
-def measure(code: str, arguments: list[str], deadline_s: float) -> dict[str, Any]:
-    """CPU seconds, wall seconds and peak MB of `python -c code`, and what it printed."""
-    tail = (
-        "\nimport resource\nu = resource.getrusage(resource.RUSAGE_SELF)"
-        "\nprint('\\nUSED', u.ru_utime + u.ru_stime, u.ru_maxrss)"
-    )
-    start_s = time.monotonic()
-    command = [sys.executable, "-c", code + tail, *arguments]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=deadline_s, cwd=ROOT)
-    except subprocess.TimeoutExpired:
-        return {"ended": False, "wall_s": deadline_s}
-    output = done.stdout + done.stderr
-    used = re.search(r"^USED ([\d.]+) (\d+)", output, re.MULTILINE)
-    if used is None:
-        return {"ended": False, "error": output.strip().splitlines()[-1:]}
-    wall_s = round(time.monotonic() - start_s, 2)
-    return {
-        "ended": True,
-        "cpu_s": round(float(used[1]), 2),
-        "wall_s": wall_s,
-        "peak_mb": int(used[2]) // 1024,
-        "output": output,
-    }
-
-
-def compare(size: str, peer: bool, deadline_s: float) -> dict[str, Any]:
-    """Both readers on one set of dumps, one after the other."""
+def reading(size: str, peer: bool, rounds: int, deadline_s: float) -> tuple[list[dict[str, Any]], float | None]:
+    """Rows of one set of dumps, the readers in turn, and how many times the guard's CPU seconds the peer takes."""
     ranks, entries = (int(part) for part in size.split("x"))
     with tempfile.TemporaryDirectory() as folder:
-        row: dict[str, Any] = {
-            "ranks": ranks,
-            "entries": entries,
-            "mb": round(make_dumps(Path(folder), ranks, entries) / 1e6, 1),
-        }
-        row["guard"] = ours = measure(OURS, [folder], deadline_s)
-        ours["right"] = f"missing_rank [{CULPRIT}]" in ours.pop("output", "")
+        mb = make_dumps(Path(folder), ranks, entries) / 1e6
+        cases = {"guard": lambda: harness.measured(OURS, folder, deadline_s=deadline_s)}
         if peer:
-            row["torchfrtrace"] = theirs = measure(PEER, [folder, "-p", "rank_"], deadline_s)
-            theirs["right"] = bool(re.search(rf"missing ranks: \{{{CULPRIT}\}}", theirs.pop("output", "")))
-    return row
+            cases["torchfrtrace"] = lambda: harness.measured(PEER, folder, "-p", "rank_", deadline_s=deadline_s)
+        taken = harness.alternate(cases, rounds=rounds, warm_up=0)
+    rows = []
+    for name, used in taken.items():
+        row = {"table": "reading", "case": f"{ranks} x {entries}, {name}", "MB": round(mb, 1)}
+        if any(one.code is None for one in used):
+            rows.append({**row, "right": f"no answer in {deadline_s:g} s"})
+            continue
+        right = all(re.search(ANSWERS[name], one.output) for one in used)
+        cpu, peak_mb = harness.summary([one.cpu_s for one in used]), max(one.peak_mib for one in used) * 1.048576
+        wall_s = harness.summary([one.wall_s for one in used])["median"]
+        rows.append({**row, "unit": "CPU s", **cpu, "wall s": wall_s, "peak MB": round(peak_mb), "right": right})
+    ended = peer and all(one.code is not None for used in taken.values() for one in used)
+    ratio = harness.ratio([u.cpu_s for u in taken["torchfrtrace"]], [u.cpu_s for u in taken["guard"]]) if ended else None
+    return rows, ratio
 
 
-_MODES = {"off": ("0", "0"), "on": ("2000", "0"), "on, C++ stacks": ("2000", "1")}
-
-
-def recording(count: int, repeats: int, backend: str = "gloo") -> dict[str, Any]:
-    """CPU microseconds that a 4-byte all_reduce between two ranks takes of the calling thread, which is where records are
-    made: with the recorder off, on (with Python stacks, which are part of it), and on with C++ stacks.
-
-    On NCCL the devices and the library are the double of tests/fakegpu under torch's real code, so the calling thread's
-    work is real but for what the driver and libnccl would do in it: the ratio is an upper bound.
-    """
-    taken: dict[str, list[float]] = {name: [] for name in _MODES}
-    for _ in range(repeats):  # interleaved, so that a busy moment of the machine falls on all
-        for name, (buffer, stacks) in _MODES.items():
-            taken[name].append(_all_reduce_us(count, buffer, stacks, backend))
-    best = {name: min(values) for name, values in taken.items()}
-    return {
-        "backend": backend,
-        "all_reduce_cpu_us": best,
-        "spread_us": {name: [min(values), max(values)] for name, values in taken.items()},
-        "ratio_to_off": {name: round(value / best["off"], 3) for name, value in best.items()},
-    }
-
-
-def _all_reduce_us(count: int, buffer: str, stacks: str, backend: str) -> float:
-    code = (
-        "import os, sys, time, torch, torch.distributed as dist\n"
-        "rank, folder, count, backend = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]\n"
-        "torch.set_num_threads(1)\n"
-        "on_gpu = backend != 'gloo'\n"
-        "device = torch.device('cuda', rank) if on_gpu else torch.device('cpu')\n"
-        "bound = {'device_id': device} if on_gpu else {}\n"
-        "if on_gpu: torch.cuda.set_device(device)\n"
-        "dist.init_process_group(backend, init_method=f'file://{folder}/store', rank=rank, world_size=2, **bound)\n"
-        "x = torch.ones(1).to(device)\n"
-        "def settle():\n"
-        "    if on_gpu: torch.cuda.synchronize()\n"
-        "for _ in range(100): dist.all_reduce(x)\n"
-        "settle()\n"
-        "start = time.thread_time()\n"
-        "for _ in range(count): dist.all_reduce(x)\n"
-        "print((time.thread_time() - start) / count * 1e6, flush=True)\n"
-        "settle(); dist.barrier(); os._exit(0)\n"
-    )
-    sizes = {name: buffer for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")}
-    cpp = {name: stacks for name in ("TORCH_FR_CPP_STACK", "TORCH_NCCL_TRACE_CPP_STACK")}
-    with tempfile.TemporaryDirectory() as folder:
-        env = {
-            **os.environ,
-            **sizes,
-            **cpp,
-            "GLOO_SOCKET_IFNAME": "lo",
-            **(_double_env(folder) if backend != "gloo" else {}),
-        }
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, "-c", code, str(rank), folder, str(count), backend],
-                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env,
-            )
-            for rank in range(2)
-        ]  # fmt: skip
-        try:
-            return round(float(ranks[0].communicate(timeout=300)[0].splitlines()[-1]), 1)
-        finally:
-            for process in ranks:
-                process.kill()
-                process.wait()
-
-
-def _double_env(folder: str) -> dict[str, str]:
+def recording(backends: Sequence[str], count: int, rounds: int) -> tuple[list[dict[str, Any]], list[str]]:
+    """Rows and sentences: CPU microseconds that a 4-byte all_reduce between two ranks takes of the calling thread."""
     from tests.fakegpu.double import build
+    from tests.fakegpu.ranks import Ranks
 
-    shm = Path(folder, "shm")
-    shm.mkdir()
-    return dict(build().env(devices=2, state=folder, shm=shm))
+    rows, found = [], []
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory(dir="/dev/shm") as shm:
+        with Ranks(build().env(devices=2, state=folder, shm=shm)) as server:
+            for backend in backends:
+
+                def one(mode: str, backend: str = backend) -> float:
+                    return _all_reduce_us(server, backend, count, *MODES[mode])
+
+                taken = harness.alternate({mode: lambda mode=mode: one(mode) for mode in MODES}, rounds=rounds)  # type: ignore[misc]
+                rows += [
+                    {
+                        "table": "recording",
+                        "case": f"{backend}, {mode}",
+                        "unit": "us of CPU a call",
+                        **harness.summary(values),
+                    }
+                    for mode, values in taken.items()
+                ]
+                shares = {mode: harness.ratio(taken[mode], taken["off"]) for mode in MODES if mode != "off"}
+                said = ", ".join(f"{mode} {harness.times(ratio)}" for mode, ratio in shares.items())
+                found.append(f"Recording a call of {backend}, against the recorder off: {said}.")
+    return rows, found
+
+
+def _all_reduce_us(server: Any, backend: str, count: int, buffer: str, stacks: str) -> float:
+    sizes = dict.fromkeys(("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"), buffer)
+    cpp = dict.fromkeys(("TORCH_FR_CPP_STACK", "TORCH_NCCL_TRACE_CPP_STACK"), stacks)
+    env = {**sizes, **cpp, "GLOO_SOCKET_IFNAME": "lo"}
+    ended = server.run("benchmarks.flight:calls", 2, deadline_s=120, env=env, backend=backend, count=count)
+    if ended[0].value is None:
+        raise SystemExit(f"the calls on {backend} did not end: {ended[0].output[-2000:]}")
+    return float(ended[0].value)
+
+
+def calls(rank: int, world: int, *, backend: str, count: int) -> float:
+    """One rank: CPU microseconds of this thread for a 4-byte all_reduce."""
+    import time
+
+    import torch
+    import torch.distributed as dist
+
+    on_gpu = backend != "gloo"
+    device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group(backend, rank=rank, world_size=world, **({"device_id": device} if on_gpu else {}))
+    tensor = torch.ones(1).to(device)
+    for _ in range(100):
+        dist.all_reduce(tensor)
+    if on_gpu:
+        torch.cuda.synchronize()
+    start_s = time.thread_time()
+    for _ in range(count):
+        dist.all_reduce(tensor)
+    took_s = time.thread_time() - start_s
+    if on_gpu:
+        torch.cuda.synchronize()
+    dist.barrier()
+    return took_s / count * 1e6
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.arguments(__doc__)
     parser.add_argument("--sizes", nargs="*", default=list(SIZES), metavar="RANKSxENTRIES")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peer", action="store_true", help="run torchfrtrace of the installed torch on the same dumps")
     parser.add_argument("--deadline-s", type=float, default=600, help="for one reader on one set")
+    backends = ("gloo", "nccl", "nccl-legacy")
     parser.add_argument(
-        "--recording",
-        nargs="*",
-        metavar="BACKEND",
-        help="measure what recording costs a collective of gloo, nccl, nccl-legacy",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+        "--recording", nargs="*", choices=backends, metavar="BACKEND",
+        help=f"measure what recording costs a collective of {', '.join(backends)} (none named: gloo)",
+    )  # fmt: skip
     args = parser.parse_args()
-    result: dict[str, Any] = {"reading": []}
+    top = harness.head("Flight Recorder dumps: reading them beside torchfrtrace, and recording them")
+    rows: list[dict[str, Any]] = []
+    found = []
     for size in args.sizes:
-        row = compare(size, args.peer, args.deadline_s)
-        result["reading"].append(row)
-        if not args.json:
-            print(f"{row['ranks']} ranks x {row['entries']} records, {row['mb']} MB", flush=True)
-            for name in ("guard", "torchfrtrace"):
-                if name in row:
-                    print(f"  {name:<13}{row[name]}", flush=True)
+        more, ratio = reading(size, args.peer, args.rounds, args.deadline_s)
+        rows += more
+        guard = more[0]
+        beside = f"; torchfrtrace takes {harness.times(ratio)} of that" if args.peer else ""
+        if "median" in guard:
+            found.append(
+                f"{size.replace('x', ' ranks x ')} records: {guard['median']:.2g} CPU s, {guard['peak MB']} MB{beside}."
+            )
     if args.recording is not None:
-        result["recording"] = [recording(count=2000, repeats=3, backend=name) for name in args.recording or ["gloo"]]
-        if not args.json:
-            print(*(f"recording: {row}" for row in result["recording"]), sep="\n")
-    result["max_rss_of_children_mb"] = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
-    if args.json:
-        print(json.dumps(result))
+        more, sentences = recording(args.recording or ["gloo"], count=2000, rounds=args.rounds)
+        rows += more
+        found += sentences
+    harness.show(args, top, rows, found=found)
 
 
 if __name__ == "__main__":

@@ -64,7 +64,10 @@ def summary(values: Sequence[float]) -> dict[str, float]:
 
 
 def ratio(one: Sequence[float], other: Sequence[float]) -> float | None:
-    """How many times the median of `other` that of `one` is; None if their difference does not stand out from the noise."""
+    """How many times the median of `other` that of `one` is; None if their difference does not stand out from the noise,
+    of which one value each says nothing."""
+    if len(one) < 2 or len(other) < 2:
+        return None
     first, second = summary(one), summary(other)
     difference = abs(first["median"] - second["median"])
     if max(first["spread"], second["spread"]) >= difference or not second["median"]:

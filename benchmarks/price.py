@@ -4,7 +4,7 @@
 
 For each world size the real probe measures all_reduce, as it does on a rung that is fallen back to. Then every model runs
 the same step with and without the reduction (`no_sync`), in turn, in real processes; the difference of the medians is what
-the communication costs the step. `alone_s` is the same buckets reduced one after another without a step around them.
+the communication costs the step. `alone` is the same buckets reduced one after another without a step around them.
 SyncBatchNorm refuses CPU tensors, so it is not among the models. All ranks share this machine's cores: a cluster's ranks
 do not, and there the network is the slower part.
 """
@@ -74,13 +74,16 @@ def main() -> None:
         return
     top = harness.head("estimate_step_cost against real steps on gloo")
     rows = [row for world in args.worlds for row in compare(world, args.rounds)]
-    errors = [row["error_%"] for row in rows if row["error_%"] is not None]
-    notes = [
-        f"Median error of the estimate against the step's difference: {statistics.median(errors):.0f} % over {len(errors)} "
-        f"cases; against the reduction alone: {statistics.median(row['error_alone_%'] for row in rows):.0f} %. "
-        "An error is left out where the difference does not stand out from the spread."
+    errors = [row["error %"] for row in rows if row["error %"] is not None]
+    beside = (
+        f"{statistics.median(errors):.0f} % over {len(errors)} of {len(rows)} cases" if errors else "not told from the noise"
+    )
+    found = [
+        f"Median error of `estimate_step_cost` beside what the reduction costs a real step: {beside}; beside the reduction "
+        f"alone: {statistics.median(row['error % alone'] for row in rows):.0f} %."
     ]
-    harness.show(args, top, rows, notes)
+    notes = ["An error is left out where the step's difference does not stand out from the spread."]
+    harness.show(args, top, rows, notes, found=found)
 
 
 def compare(world: int, rounds: int) -> list[dict[str, Any]]:
@@ -94,11 +97,11 @@ def compare(world: int, rounds: int) -> list[dict[str, Any]]:
         alone_s = harness.summary(taken["alone"])["median"]
         stands_out = step_s > max(with_s["spread"], without_s["spread"])
         rows.append({
-            "model": name, "ranks": world, "MiB": round(sum(cost.buckets) / (1 << 20), 1), "buckets": len(cost.buckets),
-            "estimate_ms": cost.seconds * 1e3, "step_ms": step_s * 1e3, "alone_ms": alone_s * 1e3,
-            "median": with_s["median"], "spread": with_s["spread"],
-            "error_%": round(100 * abs(cost.seconds - step_s) / step_s) if stands_out else None,
-            "error_alone_%": round(100 * abs(cost.gradients_s - alone_s) / alone_s),
+            "case": f"{name}, {world} ranks", "MiB": round(sum(cost.buckets) / (1 << 20), 1), "buckets": len(cost.buckets),
+            "estimate ms": cost.seconds * 1e3, "step ms": step_s * 1e3, "alone ms": alone_s * 1e3, "unit": "s a whole step",
+            **with_s,
+            "error %": round(100 * abs(cost.seconds - step_s) / step_s) if stands_out else None,
+            "error % alone": round(100 * abs(cost.gradients_s - alone_s) / alone_s),
         })  # fmt: skip
     return rows
 

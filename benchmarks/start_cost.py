@@ -32,6 +32,7 @@ from ray_nccl_guard.ray_train.backend import GuardedBackend
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTES = "START_COST_NOTES"
+FRESH = "a worker dies while the training group forms, 2 workers"
 
 
 def _note(name: str, value: dict[str, Any]) -> None:
@@ -150,8 +151,8 @@ def one_fit(config: TorchConfig, workers: int, name: str, loop: dict[str, Any] |
         }
 
 
-def healthy(workers: int, rounds: int) -> list[dict[str, Any]]:
-    """Rows for one number of workers: plain and guarded in turn."""
+def healthy(workers: int, rounds: int) -> tuple[list[dict[str, Any]], str]:
+    """Rows and a sentence for one number of workers: plain and guarded in turn."""
     taken: dict[str, list[dict[str, float]]] = {"plain": [], "guarded": []}
     children = PeakOfChildren()
     children.start()
@@ -165,33 +166,27 @@ def healthy(workers: int, rounds: int) -> list[dict[str, Any]]:
     children.stop.set()
     children.join(5)
     kept = {arm: results[-rounds:] for arm, results in taken.items()}
-    rows: list[dict[str, Any]] = [
-        {"case": f"on_start, {arm}, {workers} workers", "unit": "s", **harness.summary(values[arm])} for arm in values
-    ]
     added = [g - p for g, p in zip(values["guarded"], values["plain"], strict=True)]
-    rows.append({"case": f"added to on_start, {workers} workers", "unit": "s", **harness.summary(added)})
-    for arm in kept:
-        held = [result["worker_mib"] for result in kept[arm]]
-        rows.append(
-            {
-                "case": f"private memory of a worker in training, {arm}, {workers} workers",
-                "unit": "MiB",
-                **harness.summary(held),
-            }
-        )
-    rows.append(
-        {
-            "case": f"private memory of a probe's child at its peak, {workers} workers",
-            "unit": "MiB",
-            **harness.summary([children.peak_mib]),
-        }
-    )
-    fits = [result["fit_s"] for result in kept["plain"]]
-    rows.append({"case": f"whole fit(), plain, {workers} workers", "unit": "s", **harness.summary(fits)})
-    return rows
+    seconds = {
+        **{f"on_start, {arm}": values[arm] for arm in values},
+        "added to on_start": added,
+        "whole fit(), plain": [result["fit_s"] for result in kept["plain"]],
+    }
+    memory = {
+        **{f"a worker in training, {arm}": [result["worker_mib"] for result in kept[arm]] for arm in kept},
+        "a probe's child at its peak": [children.peak_mib],
+    }
+    rows = [
+        {"table": table, "case": f"{name}, {workers} workers", "unit": unit, **harness.summary(taken_of)}
+        for table, unit, cases in (("time", "s", seconds), ("private memory", "MiB", memory))
+        for name, taken_of in cases.items()
+    ]
+    extra = harness.summary(added)
+    noise = " (not told from the noise)" if extra["spread"] >= abs(extra["median"]) else ""
+    return rows, f"The guard adds {extra['median']:.2g} s to the start of {workers} workers{noise}."
 
 
-def replaced(rounds: int) -> list[dict[str, Any]]:
+def replaced(rounds: int) -> tuple[list[dict[str, Any]], str]:
     """A worker dies while the training group forms: the next attempt's way to train_func beside a plain fit()'s."""
     from tests.ray.faults import Fault
 
@@ -205,13 +200,12 @@ def replaced(rounds: int) -> list[dict[str, Any]]:
             return one_fit(GuardedConfig(backend="gloo"), 2, name, loop={"fault": fault})["replaced_s"]
 
     values = harness.alternate({"plain": plain, "fresh": fresh}, rounds=rounds)
-    times = harness.ratio(values["fresh"], values["plain"])
-    return [
-        {"case": "fit() to train_func, plain, 2 workers", "unit": "s", **harness.summary(values["plain"])},
-        {"case": "verdict to train_func on fresh workers, 2 workers", "unit": "s", **harness.summary(values["fresh"])},
-        {"case": "the latter by the former", "unit": "x", **harness.summary([times] if times else [])} if times else
-        {"case": "the latter by the former: not told from the noise", "unit": "x"},
-    ]  # fmt: skip
+    times = harness.times(harness.ratio(values["fresh"], values["plain"]))
+    rows = [
+        {"table": FRESH, "case": "fit() to train_func, plain", "unit": "s", **harness.summary(values["plain"])},
+        {"table": FRESH, "case": "verdict to train_func on fresh workers", "unit": "s", **harness.summary(values["fresh"])},
+    ]
+    return rows, f"From a verdict to train_func on fresh workers, against a plain fit()'s way to it: {times}."
 
 
 def verdicts(rounds: int) -> list[dict[str, Any]]:
@@ -241,7 +235,9 @@ def verdicts(rounds: int) -> list[dict[str, Any]]:
                 seconds.append(time.monotonic() - float(Path(stamp.name).read_text()))
                 assert verdict.culprit_ranks == (1,), verdict
         deadline = f" (deadline {QUICK.collective_s:g} s)" if name == "hang" else ""
-        rows.append({"case": f"fault to verdict, {name}{deadline}", "unit": "s", **harness.summary(seconds)})
+        rows.append(
+            {"table": "fault to verdict, 3 ranks", "case": f"{name}{deadline}", "unit": "s", **harness.summary(seconds)}
+        )
     return rows
 
 
@@ -253,6 +249,7 @@ def main() -> None:
     given = parser.parse_args()
     top = harness.head("What the guard adds to a healthy start, and how soon it speaks")
     rows: list[dict[str, Any]] = []
+    found = []
     with tempfile.TemporaryDirectory() as notes:
         os.environ[NOTES] = notes
         os.environ["PYTHONPATH"] = str(ROOT)
@@ -260,14 +257,18 @@ def main() -> None:
         ray.init(num_cpus=max(given.workers), include_dashboard=False, log_to_driver=False)
         try:
             for workers in given.workers:
-                rows += healthy(workers, given.rounds)
+                more, sentence = healthy(workers, given.rounds)
+                rows += more
+                found.append(sentence)
             if given.faults:
-                rows += replaced(min(given.rounds, 5))
+                more, sentence = replaced(min(given.rounds, 5))
+                rows += more
+                found.append(sentence)
         finally:
             ray.shutdown()
         if given.faults:
             rows += verdicts(min(given.rounds, 5))
-    harness.show(given, top, rows)
+    harness.show(given, top, rows, found=found)
 
 
 if __name__ == "__main__":

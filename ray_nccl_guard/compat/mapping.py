@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from ray_nccl_guard.compat.errors import LibraryUnreadable
 
 # How much of the file is looked at before its pages are let go. The kernel maps more pages around every header that is
-# read: without this `compat` takes 145 MiB at peak for torch 2.15.0, with it 31 (benchmarks/arch_scan.py verb).
+# read: without this `compat` takes three times as much memory at its peak for torch 2.15.0 (benchmarks/arch_scan.py).
 PIECE_BYTES = 8 << 20
 _STRIP_BYTES = 4096  # padding is a few bytes; stripping copies beats a regular expression tenfold where it is not
 

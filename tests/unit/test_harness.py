@@ -43,6 +43,8 @@ def test_a_ratio_is_refused_where_the_spread_is_larger_than_the_difference():
     assert harness.ratio([2.0, 3.0, 1.0, 2.1], [2.0, 2.1, 1.9, 2.0]) is None
     assert harness.ratio([2.0, 2.4, 1.6, 2.2], [2.0, 2.1, 1.9, 2.0]) is None, "spread 0.35, difference 0.1"
     assert harness.ratio([1.0, 1.0], [1.0, 1.0]) is None
+    assert harness.ratio([4.0], [2.0]) is None, "one value each has no spread to tell"
+    assert harness.times(None) == "not told from the noise" and harness.times(2.0) == "2 x"
 
 
 def test_the_head_says_where_when_and_with_what():

@@ -3,6 +3,7 @@
 #include "fault_language.h"
 #include "node.h"
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -84,6 +85,15 @@ static int conditions_hold(const struct entry *e, const struct fault_site *site,
          (!e->node[0] || !strcmp(e->node, node_name())) && settings_hold(e) && pair_holds(e, site);
 }
 
+/* The file `struck` in the folder of FAKE_CUDA_STATE is as old as the first fault that struck: measurements begin there. */
+static void stamp(void) {
+  const char *state = getenv("FAKE_CUDA_STATE");
+  char path[512];
+  if (!state || snprintf(path, sizeof path, "%s/struck", state) >= (int)sizeof path) return;
+  int fd = open(path, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0644);
+  if (fd >= 0) close(fd);
+}
+
 int fault_strikes(const struct fault_site *site, struct fault *struck) {
   if (entry_count == 0) return 0;
   pthread_mutex_lock(&lock);
@@ -101,8 +111,10 @@ int fault_strikes(const struct fault_site *site, struct fault *struck) {
     hit = 1;
   }
   pthread_mutex_unlock(&lock);
-  if (hit)
+  if (hit) {
+    stamp();
     node_trace("fault at %s on rank %d: action %d number %ld", site->point, rank, struck->action, struck->number);
+  }
   return hit;
 }
 
