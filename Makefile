@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export RAY_AUTH_MODE ?= disabled
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: quickstart test test-unit test-process test-fakegpu test-ray test-net test-long check clean
+.PHONY: quickstart bench test test-unit test-process test-fakegpu test-ray test-net test-long check clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/python examples/quickstart.py
@@ -26,6 +26,10 @@ check: $(VENV)/.installed-test
 	$(BIN)/ruff format --check ray_nccl_guard tests benchmarks examples
 	$(BIN)/mypy ray_nccl_guard tests/typing/api.py
 
+# All results under benchmarks/results/ anew: 25 minutes on two cores that do nothing else. Root adds the network lab.
+bench: $(VENV)/.installed-bench
+	$(BIN)/python benchmarks/all.py
+
 # torch from PyPI is a CUDA build of several GB: the first run takes minutes and shows pip's progress.
 $(VENV)/.installed: pyproject.toml tests/requirements.txt
 	$(PYTHON) -m venv $(VENV)
@@ -34,6 +38,10 @@ $(VENV)/.installed: pyproject.toml tests/requirements.txt
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(BIN)/pip install -e '.[test]' -r tests/requirements.txt
+	touch $@
+
+$(VENV)/.installed-bench: $(VENV)/.installed-test
+	$(BIN)/pip install -e '.[bench]'
 	touch $@
 
 clean:

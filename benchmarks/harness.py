@@ -140,8 +140,19 @@ def head(what: str) -> dict[str, Any]:
         "load": round(os.getloadavg()[0], 1),
         "versions": {"python": platform.python_version(), **_versions()},
         "commit": commit,
-        "command": "python " + shlex.join(_relative(word) for word in sys.argv),
+        "command": "python " + shlex.join(_relative(word) for word in _measuring(sys.argv)),
     }
+
+
+def _measuring(words: Sequence[str]) -> list[str]:
+    """The command without what only says where its result goes."""
+    kept: list[str] = []
+    before = ""
+    for word in words:
+        if word not in ("--json", "--out", "--plot") and before not in ("--out", "--plot"):
+            kept.append(word)
+        before = word
+    return kept
 
 
 def _relative(word: str) -> str:

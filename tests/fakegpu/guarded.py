@@ -65,7 +65,7 @@ def preflight(
         started_s = time.monotonic()
         prover = Prover(leader, described, expand(None), ProbeSpec(**spec), store=("127.0.0.1", store.port))
         report = _run(prover, backend, asked_gpus, Policy.from_name(policy))
-        seconds = time.monotonic() - started_s
+        seconds, ended_at_s = time.monotonic() - started_s, time.time()
         opened = {f"{pid} holds {what}" for pid, held in _descriptors().items() for what in held - open_before[pid]}
         leader.end(0)
     return {
@@ -73,6 +73,7 @@ def preflight(
         "details": [r.detail for r in report.attempts[0].results],
         "said": [*prover.notes, *(s.detail for a in report.attempts for r in a.results for s in r.steps if s.detail)],
         "seconds": seconds,
+        "ended_at_s": ended_at_s,
         "left": [*sorted(opened), *_memory_left(described), *(f"process {pid}" for pid in children_of(os.getpid()))],
     }
 

@@ -1,6 +1,6 @@
 """Real gloo on a lab's hosts: imports torch once, then forks four ranks into the hosts' namespaces for each question.
 
-Reads one JSON line a question (pids of the hosts' first processes, the store's address), writes one JSON line: per rank
+Reads one JSON line a question (pids of the hosts' first processes, the store's address, perhaps a timeout), writes one JSON line: per rank
 an empty text, or what gloo said.
 """
 
@@ -41,7 +41,7 @@ def rank_main(rank: int, pid: int, question: dict[str, Any]) -> str:
     try:
         dist.init_process_group(
             "gloo", init_method=f"tcp://{question['store']}", rank=rank, world_size=world_size,
-            timeout=timedelta(seconds=TIMEOUT_S),
+            timeout=timedelta(seconds=question.get("timeout_s", TIMEOUT_S)),
         )  # fmt: skip
         for count in (1, BIG):
             tensor = torch.ones(count)

@@ -53,6 +53,11 @@ def test_the_head_says_where_when_and_with_what():
     assert "cores" in top["machine"] and top["versions"]["python"] and top["load"] >= 0
 
 
+def test_the_command_is_told_without_where_its_result_goes(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["x.py", "--json", "--rounds", "3", "--out", "a.md", "--plot", "a.png", "timing"])
+    assert harness.head("x")["command"] == "python x.py --rounds 3 timing"
+
+
 def test_markdown_has_the_union_of_all_rows_columns_and_a_dash_for_what_is_not_known():
     top = {**harness.head("x"), "command": "python benchmarks/x.py"}
     text = harness.markdown(top, [{"case": "a", "median": 0.12345}, {"case": "b", "times": None}], ["a note"])
