@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import importlib.util
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -95,12 +95,12 @@ class Double:
 
 
 def build(site_packages: Path | None = None) -> Double:
-    """Builds, or finds in the cache, the double for the torch under `site_packages` (default: this interpreter's).
+    """Builds, or finds in the cache, the double for the torch under `site_packages` (default: the one imported here).
 
     Takes about 5 s of CPU the first time. The cache is keyed by our sources and by torch's libraries, and locked, so that
     test processes may call this at once. Raises CannotBuild where gcc or nm or a CUDA build of torch is missing.
     """
-    site = site_packages or Path(sysconfig.get_paths()["purelib"])
+    site = site_packages or _site_of_torch()
     torch_libraries = sorted((site / "torch" / "lib").glob("*.so"))
     if not any(path.name == "libtorch_cuda.so" for path in torch_libraries):
         raise CannotBuild(f"no CUDA build of torch under {site}; install torch from the default package index")
@@ -116,6 +116,14 @@ def build(site_packages: Path | None = None) -> Double:
             (folder / "complete").touch()
             _prune(cache)
     return Double(folder=folder, stand_ins=folder / "stand_ins" if (folder / "stand_ins").exists() else None)
+
+
+def _site_of_torch() -> Path:
+    """Where `import torch` finds it, which a .pth file may have put elsewhere than this interpreter's own packages."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise CannotBuild("torch is not installed; install it from the default package index")
+    return Path(spec.origin).parents[1]
 
 
 def _join(separator: str, *parts: str) -> str:
@@ -199,8 +207,9 @@ def _absent(torch_libraries: list[Path], site: Path) -> set[str]:
 
 def _nvml_names(site: Path) -> set[str]:
     """What torch and the installed nvidia-ml-py may ask for: functions not written here answer NOT_SUPPORTED."""
-    source = site / "pynvml.py"
-    python_names = re.findall(r'"(nvml[A-Z]\w+)"', source.read_text()) if source.exists() else []
+    spec = importlib.util.find_spec("pynvml")
+    source = next((path for path in (site / "pynvml.py", Path(spec.origin or "") if spec else site) if path.is_file()), None)
+    python_names = re.findall(r'"(nvml[A-Z]\w+)"', source.read_text()) if source else []
     return NVML_OF_TORCH | set(python_names)
 
 
