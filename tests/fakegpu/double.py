@@ -208,8 +208,9 @@ def _absent(torch_libraries: list[Path], site: Path) -> set[str]:
 def _nvml_names(site: Path) -> set[str]:
     """What torch and the installed nvidia-ml-py may ask for: functions not written here answer NOT_SUPPORTED."""
     spec = importlib.util.find_spec("pynvml")
-    source = next((path for path in (site / "pynvml.py", Path(spec.origin or "") if spec else site) if path.is_file()), None)
-    python_names = re.findall(r'"(nvml[A-Z]\w+)"', source.read_text()) if source else []
+    sources = [site / "pynvml.py", *([Path(spec.origin)] if spec and spec.origin else [])]
+    text = next((source.read_text() for source in sources if source.exists()), "")
+    python_names = re.findall(r'"(nvml[A-Z]\w+)"', text)
     return NVML_OF_TORCH | set(python_names)
 
 
