@@ -89,3 +89,19 @@ def test_a_corrected_bus_error_is_no_failure_and_an_uncorrected_one_is():
     head = "pcieport 0000:00:03.0: AER: PCIe Bus Error: severity="
     assert named(f"{head}Corrected, type=Data Link Layer").failure in {F.OK, F.UNKNOWN}
     assert named(f"{head}Uncorrected (Fatal), type=Transaction Layer").failure is F.HARDWARE_XID_ECC
+
+
+def test_torchs_report_of_a_desync_names_the_ranks_that_did_not_join():
+    verdict = named(
+        "[rank0]:[E ProcessGroupNCCL.cpp:633] [Rank 0] Watchdog caught collective operation timeout: "
+        "WorkNCCL(SeqNum=6, OpType=ALLREDUCE, NumelIn=8, NumelOut=8, Timeout(ms)=10000) ran for 10055 milliseconds",
+        "\t - To our best knowledge, the lagging/dead/mismatched ranks that caused the desync are:",
+        "\t   - [3, 5] finished collective #5, but didn't join collective #6 (count from 1)",
+    )
+    assert (verdict.failure, verdict.culprit_ranks) == (F.COLLECTIVE_TIMEOUT_DESYNC, (3, 5))
+
+
+def test_gloo_says_to_whom_it_could_not_connect():
+    text = "Expected number of connected peers is: 3. Rank 1 is NOT connected to: [3]"
+    verdict = named(f"RuntimeError: Gloo connectFullMesh failed with Rank 1 is connected to 2 peer ranks. {text}")
+    assert (verdict.failure, verdict.culprit_ranks) == (F.GLOO_NETWORK, (3,))
