@@ -4,7 +4,8 @@
 
 The N x N part needs the rights of tests/net (root, nftables) and says so if it lacks them. Figures of one machine: all
 hosts of the lab share its cores, so a real cluster, with cores of its own per host, is faster. What a round takes on 1,024
-hosts is an estimate: the schedule's busiest host, at the measured cost of one host against as many targets.
+hosts is an estimate: the schedule's busiest host, at the measured cost of one host against as many targets. A whole healthy stage
+of 1,024 hosts is put together from its parts (benchmarks/wide_world.py).
 """
 
 from __future__ import annotations
@@ -17,20 +18,23 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import ExitStack, closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import harness
+from benchmarks import harness, wide_world
 from ray_nccl_guard.network.cells import Code, Target
 from ray_nccl_guard.network.peers import probe
 from ray_nccl_guard.network.plan import first_round
 from tests.net.netlab import REPOSITORY, Lab, why_not
 from tests.net.stages import Stages
 
-HOST, RUN = "127.0.0.1", "benchmark"
+HOST, RUN = wide_world.ADDRESS, wide_world.RUN
+# What the check of a healthy network may take at most with so many hosts.
+BUDGET_S, WIDE = 2.0, 1024
 
 
 # Many listeners in one process: each port answers as the rank of its own, as that many hosts would.
@@ -69,28 +73,33 @@ while True:
 """
 
 
-def one_against(count: int, dropped: int = 0) -> tuple[float, float]:
-    """Wall and CPU seconds of one host against `count` targets, `dropped` of which never answer (a full backlog drops SYNs as a firewall does)."""
+@contextmanager
+def servers(count: int) -> Iterator[list[int]]:
+    """The ports of that many listeners, in a process of their own."""
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    command = [sys.executable, "-c", SERVER, str(count - dropped), RUN]
+    command = [sys.executable, "-c", SERVER, str(count), RUN]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
     try:
         assert server.stdout is not None
-        ports = json.loads(server.stdout.readline())
-        with ExitStack() as stack:
-            full = stack.enter_context(closing(socket.create_server((HOST, 0), backlog=0)))
-            for _ in range(4):
-                filler = stack.enter_context(closing(socket.socket()))
-                filler.setblocking(False)
-                filler.connect_ex(full.getsockname())
-            ports += [full.getsockname()[1]] * dropped
-            targets = [Target(rank=rank, address=HOST, port=port) for rank, port in enumerate(ports)]
-            begin_s, begin_cpu_s = time.monotonic(), time.process_time()
-            cells = probe(count, targets, run_id=RUN)
-            took = time.monotonic() - begin_s, time.process_time() - begin_cpu_s
+        yield json.loads(server.stdout.readline())
     finally:
         server.kill()
         server.communicate()
+
+
+def one_against(count: int, dropped: int = 0) -> tuple[float, float]:
+    """Wall and CPU seconds of one host against `count` targets, `dropped` of which never answer (a full backlog drops SYNs as a firewall does)."""
+    with servers(count - dropped) as ports, ExitStack() as stack:
+        full = stack.enter_context(closing(socket.create_server((HOST, 0), backlog=0)))
+        for _ in range(4):
+            filler = stack.enter_context(closing(socket.socket()))
+            filler.setblocking(False)
+            filler.connect_ex(full.getsockname())
+        ports = [*ports, *[full.getsockname()[1]] * dropped]
+        targets = [Target(rank=rank, address=HOST, port=port) for rank, port in enumerate(ports)]
+        begin_s, begin_cpu_s = time.monotonic(), time.process_time()
+        cells = probe(count, targets, run_id=RUN)
+        took = time.monotonic() - begin_s, time.process_time() - begin_cpu_s
     answered = sum(cell.code is Code.OK for cell in cells)
     assert answered == count - dropped, f"{answered} of {count - dropped} answered"
     return took
@@ -134,6 +143,15 @@ def schedule(against: dict[int, float]) -> list[dict[str, Any]]:
     return rows
 
 
+def wide(rounds: int) -> list[dict[str, Any]]:
+    """Rows: each part of a healthy stage of `WIDE` hosts in CPU seconds, and all of them together."""
+    taken = [wide_world.parts(WIDE, servers) for _ in range(rounds)]
+    values = {part: [one[part] for one in taken] for part in taken[0]}
+    values["all parts"] = [sum(one.values()) for one in taken]
+    table = f"a healthy stage of {WIDE} hosts, by its parts"
+    return [{"table": table, "case": part, "unit": "CPU s", **harness.summary(v)} for part, v in values.items()]
+
+
 def lab(rounds: int) -> list[dict[str, Any]]:
     """Rows: N x N over the hosts of the lab, healthy and with one of them behind a firewall."""
     cases = {
@@ -159,7 +177,12 @@ def main() -> None:
     rows = single_host(args.rounds)
     against = {int(row["case"].split()[0]): row["median"] for row in rows if "dropped" not in row["case"]}
     rows += schedule(against)
-    found = [f"One host against 1,023 targets takes {against[1023]:.2g} s."]
+    rows += wide(min(args.rounds, 3))
+    within = "within" if rows[-1]["median"] <= BUDGET_S else "ABOVE"
+    found = [
+        f"One host against 1,023 targets takes {against[1023]:.2g} s.",
+        f"A healthy stage of {WIDE} hosts takes {rows[-1]['median']:.2g} s by its parts, {within} its budget of {BUDGET_S:g} s.",
+    ]
     reason = why_not()
     if reason is None:
         rows += lab(min(args.rounds, 3))

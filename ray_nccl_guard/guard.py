@@ -91,7 +91,9 @@ class Preflight:
     def _try(self, rung: Rung, prove: Runner, explore: Explorer | None) -> Decision | None:
         verdict, proof, lost = self._prove(rung, prove)
         if self.attempts[-1].evidence.ok:
-            self.ladder.notes += [note for note in self._slow(self.attempts[-1]) if note not in self.ladder.notes]
+            # What the network stages remarked of a network that carries the backend all the same: it explains a slow job.
+            told = (*(found.text for found in proof.findings), *self._slow(self.attempts[-1]))
+            self.ladder.notes += [note for note in dict.fromkeys(told) if note not in self.ladder.notes]
             self._minimise(prove)
             return self.ladder.after_pass()
         if explore is not None and lost is None and self._worth_locating(rung, verdict, proof):

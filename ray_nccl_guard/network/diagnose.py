@@ -54,9 +54,9 @@ def _silent(cells: Sequence[Cell], hosts: Sequence[Host]) -> list[NetworkFinding
     """Hosts that gave no row of cells. Neither in "every pair fails" nor in a pair are they accused again."""
     found = []
     for host in hosts:
-        inbound = [cell.code for cell in cells if cell.dst == host.rank and cell.code is not Code.NOT_TRIED]
         if host.answered or any(cell.src == host.rank for cell in cells):
             continue
+        inbound = [cell.code for cell in cells if cell.dst == host.rank and cell.code is not Code.NOT_TRIED]
         if inbound and all(code is Code.NO_ECHO for code in inbound):
             why = "its kernel takes connections but its process does not answer (frozen or overloaded)"
         elif inbound and not any(code.failed for code in inbound):

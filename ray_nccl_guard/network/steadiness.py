@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
@@ -55,14 +56,18 @@ def lossy_hosts(rounds: Sequence[Sequence[Cell]], ranks: Iterable[int]) -> froze
 
 def _lossy(cells: Sequence[Cell], ranks: Iterable[int]) -> frozenset[int]:
     """Hosts that explain the cells that struggled: a third of their own do, and at most a third of the rest."""
-    found = set()
-    for rank in ranks:
-        own = [cell for cell in cells if rank in (cell.src, cell.dst)]
-        rest = [cell for cell in cells if rank not in (cell.src, cell.dst)]
-        hit, others = sum(map(_struggled, own)), sum(map(_struggled, rest))
-        if hit >= 2 and hit * 3 >= len(own) and others * 3 <= len(rest):
-            found.add(rank)
-    return frozenset(found)
+    # Counted once for all: at 1,024 hosts a look through all cells for each of them took 6 s (benchmarks/reachability.py).
+    own, hit = Counter[int](), Counter[int]()
+    for cell in cells:
+        for rank in (cell.src, cell.dst):
+            own[rank] += 1
+            hit[rank] += _struggled(cell)
+    hits = sum(map(_struggled, cells))
+    return frozenset(
+        rank
+        for rank in ranks
+        if hit[rank] >= 2 and hit[rank] * 3 >= own[rank] and (hits - hit[rank]) * 3 <= len(cells) - own[rank]
+    )
 
 
 def _struggled(cell: Cell) -> bool:
@@ -87,13 +92,19 @@ def slow(cells: Sequence[Cell], hosts: Mapping[int, Host], library: Library) -> 
     if min(everything) > SLOW_RTT_S and len(hosts) > 2:
         text = f"every pair of hosts is slow (median answer after {median(everything) * 1e3:.0f} ms)"
         return [replace(_finding(Kind.SLOW, text, next(iter(hosts.values())), library), hosts=(), ranks=())]
+    least_s: dict[int, float] = {}
+    for cell in passed:
+        for rank in (cell.src, cell.dst):
+            least_s[rank] = min(cell.rtt_s, least_s.get(rank, cell.rtt_s))
     found = []
     for rank, host in hosts.items():
-        own_s = [cell.rtt_s for cell in passed if rank in (cell.src, cell.dst)]
+        own_s = least_s.get(rank, 0.0)
+        if own_s <= SLOW_RTT_S:
+            continue
         rest_s = [cell.rtt_s for cell in passed if rank not in (cell.src, cell.dst)]
         # Five times what the others take: a cluster across two sites is slow by design, and no host of it is at fault.
-        if own_s and min(own_s) > max(SLOW_RTT_S, 5 * median(rest_s) if rest_s else 0.0):
-            text = f"{host.name}: slow, every peer waits {min(own_s) * 1e3:.0f} ms or more for its answer"
+        if own_s > (5 * median(rest_s) if rest_s else 0.0):
+            text = f"{host.name}: slow, every peer waits {own_s * 1e3:.0f} ms or more for its answer"
             found.append(_finding(Kind.SLOW, text, host, library))
     return found
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any
 
 from ray_nccl_guard.network.addresses import AddressChoice
 from ray_nccl_guard.network.reach import ConnectResult, connect
 from ray_nccl_guard.network.stage import PeersRow, peers_stage
+from ray_nccl_guard.probe.exchange import Exchange
 from ray_nccl_guard.probe.spec import RankTask, Step
 from ray_nccl_guard.probe.store import Link, arrive
 
@@ -54,28 +53,7 @@ def meet(task: RankTask, speakers: Sequence[int], choice: AddressChoice) -> Meet
             choice=choice,
             backend="gloo" if task.backend == "gloo" else "nccl",
             run_id=task.run_id,
-            exchange=_Exchange(store, task.rank, [s for s in speakers if s not in absent]),
+            exchange=Exchange(store, task.rank, [s for s in speakers if s not in absent]),
             deadline_s=task.deadline_s(Step.PEERS),
         )
     return Meeting(rank=task.rank, reach=reach, absent=absent, row=row, seconds=time.monotonic() - started_s)
-
-
-class _Exchange:
-    """What the speakers tell each other, through the probe's store. Who did not come once is not waited for again."""
-
-    def __init__(self, store: Any, rank: int, speakers: Sequence[int]) -> None:
-        self._store, self._rank, self._speakers = store, rank, list(speakers)
-
-    def __call__(self, name: str, mine: bytes, deadline_s: float) -> Mapping[int, bytes]:
-        end_s = time.monotonic() + deadline_s
-        self._store.set(f"{name}/{self._rank}", b"=" + mine)  # the store takes no empty value
-        said: dict[int, bytes] = {}
-        for peer in self._speakers:
-            try:
-                left_s = max(0.001, end_s - time.monotonic())
-                self._store.wait([f"{name}/{peer}"], timedelta(seconds=left_s))
-                said[peer] = self._store.get(f"{name}/{peer}")[1:]
-            except RuntimeError:  # it did not come in time, or the store is gone; either way it is not among those who spoke
-                continue
-        self._speakers = list(said)
-        return said

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,9 +15,13 @@ from ray_nccl_guard.prove.prover import Prover, lost_result
 
 # A communicator of a small world forms in a second or two; the first round, which has nothing to go by, waits this long.
 _FIRST_INIT_S = 15.0
-# Later rounds wait five times as long as the slowest world that has formed, and this at least: two busy cores need it.
-_LEAST_INIT_S = 5.0
+# Later rounds wait five times as long as the slowest world that has passed, this at least (two busy cores need it), and this
+# at most: the budget of all rounds is a minute.
+_LEAST_INIT_S, _MOST_S = 5.0, 20.0
 _TIMES = 5
+# A deadline says "hang" only if it is this many times what the slowest passing rank took; else the host may just be busy.
+_SURE = 3
+_BEFORE_NCCL = (Step.STORE, Step.PEERS, Step.IMPORT, Step.DEVICE)
 # A sweep shows where latency ends and bandwidth begins. Above 64 MiB it is the CPU's check of the numbers that takes long:
 # 256 MiB did not end within 10 s on one core.
 SWEEP_SIZES = (4, 64 << 10, MIB, 16 * MIB, 64 * MIB)
@@ -31,13 +35,21 @@ class Worlds:
     def __init__(self, prover: Prover, rung: Rung, hangs: bool = False) -> None:
         self.prover, self.rung, self.hangs = prover, rung, hangs
         self.rounds = 0
-        self._slowest_init_s = 0.0
+        self._slowest_s: dict[Step, float] = {}
 
     def __call__(self, groups: Sequence[Group]) -> list[Trial]:
         self.rounds += 1
         sizes = ", ".join(sorted({str(len(group)) for group in groups}, key=int))
         self.prover.say(f"{self.rung.name}: locating, round {self.rounds}: {len(groups)} worlds of {sizes}")
-        return [_trial(results) for results in self.run(groups, self._spec())]
+        spec = self._spec()
+        found = self.run(groups, spec)
+        doubtful = [index for index, results in enumerate(found) if self._is_doubtful(results, spec)]
+        if doubtful:
+            self.prover.say(f"{self.rung.name}: {len(doubtful)} worlds once more, with more time: these hosts are slow")
+            later = self.run([groups[index] for index in doubtful], self._spec())
+            for index, results in zip(doubtful, later, strict=True):
+                found[index] = results
+        return [_trial(results) for results in found]
 
     def run(self, groups: Sequence[Group], spec: ProbeSpec) -> list[list[ProbeResult]]:
         """Each group's results, by the ranks of the whole run; a rank whose worker is gone has outcome DIED or MISSING."""
@@ -73,12 +85,34 @@ class Worlds:
                 comm_init_s=max(given.comm_init_s, patient.comm_init_s),
                 collective_s=max(given.collective_s, 2 * patient.collective_s),
             )
-        init_s = max(_LEAST_INIT_S, _TIMES * self._slowest_init_s) if self._slowest_init_s else _FIRST_INIT_S
-        return replace(given, comm_init_s=min(given.comm_init_s, init_s))
+        slow_s = self._slowest_s.get(Step.COMM_INIT)
+        first_s = min(given.comm_init_s, _FIRST_INIT_S)
+        return replace(
+            given,
+            comm_init_s=first_s if slow_s is None else min(_MOST_S, max(_LEAST_INIT_S, _TIMES * slow_s)),
+            collective_s=max(given.collective_s, min(_MOST_S, _TIMES * self._slowest_s.get(Step.COLLECTIVE, 0.0))),
+        )
 
-    def _learn(self, results: Any) -> None:
-        took = [s.seconds for r in results for s in r.steps if s.step is Step.COMM_INIT and s.outcome is Outcome.OK]
-        self._slowest_init_s = max([self._slowest_init_s, *took])
+    def _is_doubtful(self, results: Sequence[ProbeResult], spec: ProbeSpec) -> bool:
+        """Whether this world may have failed because its hosts are busy: many children start at once on few cores.
+
+        It failed in a step that the whole world had passed, or its deadline is near to what passing ranks needed.
+        """
+        bad = [r for r in results if r.outcome in (Outcome.FAILED, Outcome.DIED, Outcome.TIMED_OUT) and r.step is not None]
+        if any(r.step in _BEFORE_NCCL for r in bad):
+            return True
+        return any(
+            r.outcome is Outcome.TIMED_OUT
+            and r.step is not None
+            and spec.deadline_s(r.step, len(results)) < _SURE * self._slowest_s.get(r.step, 0.0)
+            for r in bad
+        )
+
+    def _learn(self, results: Iterable[ProbeResult]) -> None:
+        for result in results:
+            for done in result.steps:
+                if done.outcome is Outcome.OK:
+                    self._slowest_s[done.step] = max(self._slowest_s.get(done.step, 0.0), done.seconds)
 
 
 def _longest_s(task: RankTask) -> float:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from ray_nccl_guard import render, saved
-from ray_nccl_guard.facts import RankFacts
+from ray_nccl_guard.classes import FailureClass
+from ray_nccl_guard.facts import Finding, RankFacts
 from ray_nccl_guard.guard import Preflight, Proof
 from ray_nccl_guard.ladder import Ladder, Rung, Wanted
 from ray_nccl_guard.locate.result import Group, Trial
@@ -41,9 +42,10 @@ class Cluster:
     def __init__(self, fault: Fault, failing: list[ProbeResult]) -> None:
         self.fault, self.failing = fault, failing
         self.asked: list[str] = []
+        self.findings: tuple[Finding, ...] = ()
 
     def prove(self, rung: Rung) -> Proof:
-        return Proof(results=tuple(passes() if rung.backend == "gloo" else self.failing))
+        return Proof(results=tuple(passes() if rung.backend == "gloo" else self.failing), findings=self.findings)
 
     def explore(self, rung: Rung, hangs: bool):
         self.asked.append(f"{rung.backend} {'hangs' if hangs else 'fails'}")
@@ -132,3 +134,12 @@ def test_a_rank_whose_passing_step_took_far_longer_is_a_note_of_the_report():
     assert any(
         "device passed but took 10.0 s on rank 6 on h1, where the median is 0.2 s" in note for note in report.all_notes
     )
+
+
+def test_what_the_network_remarked_of_a_backend_that_passed_is_a_note_of_the_report():
+    lossy = Finding(failure="nccl_bootstrap_network", text="h1: lossy, 4 of 12 connections had to send again")
+    cluster = Cluster(bad_rank(0), passes())
+    cluster.findings = (lossy,)
+    report = cluster.run()
+    assert report.verdict.failure is FailureClass.OK and report.decision.backend == "nccl"
+    assert lossy.text in report.all_notes and lossy.text in render.render(report)
