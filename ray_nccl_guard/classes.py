@@ -151,7 +151,7 @@ CLASSES: Mapping[FailureClass, ClassFacts] = {
         "NVLink, NVSwitch or the fabric manager is not working",
         "restart the fabric manager and reset the GPUs; NCCL_NVLS_ENABLE=0 proves an NVLS fault"),
     _F.INIT_TIMEOUT_HANG: _c(
-        _S.NCCL, None, "often: unless the silent rank is dead, gloo takes another path",
+        _S.NCCL, None, "gloo takes another path, which helps unless the silent rank is dead",
         "the communicator or its first collective hung, and nothing says why",
         "run ray-nccl-guard probe --locate, and once more with NCCL_P2P_DISABLE=1"),
     _F.COLLECTIVE_TIMEOUT_DESYNC: _c(

@@ -76,6 +76,7 @@ class Rule:
         progress: how far into making a communicator a rank is that printed this, 0 if it does not say.
         informs: a cause that NCCL prints as mere information (`NCCL INFO`), which is otherwise no cause.
         relief: the smallest setting known to sidestep the failure.
+        speaks_for: `infrastructure` or `program`: a remark that says where to look, and nothing of the class.
     """
 
     id: str
@@ -99,6 +100,7 @@ class Rule:
     help: tuple[str, ...] = ()
     next: str = ""
     relief: Mapping[str, str] = field(default_factory=dict)
+    speaks_for: str = ""
     references: tuple[str, ...] = ()
     source: Path | None = None
 
@@ -118,12 +120,15 @@ class Rule:
         return self.search(line) is not None
 
 
+# The two sides of the first question about a failure.
+SIDES = ("infrastructure", "program")
 _DEFAULT_WEIGHT = {
     RuleRole.CAUSE: 0.9, RuleRole.SYMPTOM: 0.5, RuleRole.CASCADE: 0.3, RuleRole.HINT: 0.1, RuleRole.BOILERPLATE: 0.0,
 }  # fmt: skip
 _KEYS = {
     "failure", "role", "weight", "certainty", "summary", "patterns", "near_misses", "also", "requires", "unless", "shares",
-    "blames", "gloo", "progress", "alarms", "informs", "caution", "help", "next", "relief", "references",
+    "blames", "gloo", "progress", "alarms", "informs", "caution", "help", "next", "relief", "speaks_for",
+    "references",
 }  # fmt: skip
 
 
@@ -185,6 +190,8 @@ def _rule(path: Path, data: Mapping[str, Any]) -> Rule:
         raise ValueError(f"weight is {weight}, not in 0..1")
     if not _strings(data, "patterns"):
         raise ValueError("patterns is empty")
+    if data.get("speaks_for", "") not in ("", *SIDES):
+        raise ValueError(f"speaks_for is {data['speaks_for']!r}, not one of {', '.join(SIDES)}")
     return Rule(
         id=path.stem,
         failure=failure,
@@ -207,6 +214,7 @@ def _rule(path: Path, data: Mapping[str, Any]) -> Rule:
         help=_strings(data, "help"),
         next=str(data.get("next", "")),
         relief={str(key): str(value) for key, value in data.get("relief", {}).items()},
+        speaks_for=str(data.get("speaks_for", "")),
         references=_strings(data, "references"),
         source=path,
     )

@@ -104,7 +104,9 @@ def _verdict(data: Mapping[str, Any], hosts: Mapping[int, str]) -> Verdict:
         step=_step(data.get("step")),
         next=data["next"],
         caution=data.get("caution", ""),
+        signals=tuple(data.get("signals", ())),
         hosts=hosts if data.get("culprit_hosts") else {},
+        hosts_of_the_cause=() if data["culprit_ranks"] else tuple(data.get("culprit_hosts", ())),
     )
 
 

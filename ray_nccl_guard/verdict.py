@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from ray_nccl_guard.classes import CLASSES, FailureClass, Scope
-from ray_nccl_guard.diagnosis import culprits, experiments, outcomes
+from ray_nccl_guard.diagnosis import culprits, experiments, outcomes, signals
 from ray_nccl_guard.diagnosis.gather import Diagnosis, diagnose
 from ray_nccl_guard.diagnosis.weigh import Weighed, certainty_of
 from ray_nccl_guard.evidence import Evidence, Origin
@@ -67,7 +67,9 @@ class Verdict:
         step: the step that failed.
         next: the one experiment that would tell the top two candidates apart, as a command.
         caution: what the deciding signature is known to be mistaken for, empty if nothing.
+        signals: remarks in the logs that speak for the infrastructure or for the program; none of them proves it.
         hosts: the host of each rank, as far as the evidence knows them.
+        hosts_of_the_cause: hosts whose own lines name the cause; for logs that do not say whose rank a line is.
     """
 
     failure: FailureClass
@@ -84,11 +86,15 @@ class Verdict:
     step: Step | None = None
     next: str = ""
     caution: str = ""
+    signals: tuple[str, ...] = ()
     hosts: Mapping[int, str] = field(default_factory=dict, repr=False)
+    hosts_of_the_cause: tuple[str, ...] = ()
 
     @property
     def culprit_hosts(self) -> tuple[str, ...]:
-        """The hosts of the ranks to look at first, each once, in the order of the ranks."""
+        """The hosts of the ranks to look at first, each once, in the order of the ranks; else those that name the cause."""
+        if not self.culprit_ranks:
+            return self.hosts_of_the_cause
         return tuple(dict.fromkeys(host for rank in self.culprit_ranks if (host := self.hosts.get(rank, ""))))
 
     @property
@@ -118,6 +124,7 @@ class Verdict:
             "ruled_out": list(self.ruled_out),
             "relief": dict(self.relief),
             "caution": self.caution,
+            "signals": list(self.signals),
             "culprit_hosts": list(self.culprit_hosts),
         }
 
@@ -148,6 +155,7 @@ def _named(evidence: Evidence, diagnosis: Diagnosis) -> Verdict:
         certainty=certainty,
         candidates=_candidates(diagnosis),
         culprit_ranks=culprits.name(evidence, diagnosis.sightings, top),
+        hosts_of_the_cause=culprits.hosts_of_the_cause(evidence, diagnosis.sightings, top),
         gloo_can_help=gloo,
         evidence=_quotes(diagnosis, top),
         against=tuple(f"{c.failure.value} is named too: {c.why}" for c in diagnosis.cases[1:MAX_CANDIDATES] if c.named),
@@ -156,6 +164,7 @@ def _named(evidence: Evidence, diagnosis: Diagnosis) -> Verdict:
         step=outcomes.failed_step(evidence),
         next=experiments.next_experiment(evidence, diagnosis.cases),
         caution=rule.caution if rule is not None else "",
+        signals=signals.remarks(diagnosis.sightings),
     )
 
 
@@ -174,6 +183,7 @@ def _unknown(evidence: Evidence, diagnosis: Diagnosis) -> Verdict:
         ruled_out=outcomes.ruled_out(evidence),
         step=outcomes.failed_step(evidence),
         next=experiments.WITHOUT_A_CLUE,
+        signals=signals.remarks(diagnosis.sightings),
     )
 
 

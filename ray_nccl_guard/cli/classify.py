@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from ray_nccl_guard.classes import CLASSES, FailureClass
+from ray_nccl_guard.classes import CLASSES, FailureClass, Scope
 from ray_nccl_guard.diagnosis.gather import scanner_for
 from ray_nccl_guard.logs.evidence import read_logs
 from ray_nccl_guard.rulebook import load_rules, packs_from_env
@@ -17,7 +18,12 @@ from ray_nccl_guard.verdict import Certainty, Quote, Role, Verdict, classify
 WIDTH = 100
 EXIT_NAMED, EXIT_UNKNOWN = 0, 1
 # What fits on a screen; --json has all of it.
-MAX_SHOWN, MAX_SHOWN_RANKS = 4, 16
+MAX_SHOWN, MAX_SHOWN_RANKS, MAX_SHOWN_HOSTS = 4, 16, 4
+_NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
+_SCOPES = {
+    Scope.PROGRAM: "program: the code or what it asks for, not the infrastructure",
+    Scope.UNKNOWN: "not known: infrastructure or program, this class does not tell",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,14 +54,8 @@ def lines_of(verdict: Verdict, world_size: int) -> Iterator[str]:
     facts = CLASSES[verdict.failure]
     yield from _wrap(f"{verdict.failure.value}: {verdict.summary}", "")
     yield ""
-    if verdict.culprit_ranks:
-        of = f" of {world_size}" if world_size > 1 else ""
-        yield from _row("look at", f"rank {_ranks(verdict.culprit_ranks)}{of}")
-    for label, role in (("evidence", Role.CAUSE), ("echoes", Role.CASCADE)):
-        quotes = [quote for quote in verdict.evidence if quote.role is role][:MAX_SHOWN]
-        for index, quote in enumerate(quotes):
-            yield from _row(label if index == 0 else "", _place(quote))
-            yield from _wrap(quote.text.strip(), " " * 15)
+    yield from _row("look at", _suspects(verdict, world_size))
+    yield from _evidence(verdict)
     certainty = verdict.certainty.value
     others = [c.failure.value for c in verdict.candidates if c.failure is not verdict.failure]
     if verdict.certainty is Certainty.OPEN and others:
@@ -63,12 +63,13 @@ def lines_of(verdict: Verdict, world_size: int) -> Iterator[str]:
     yield from _row("certainty", certainty)
     for text in verdict.against:
         yield from _row("against", text)
-    if verdict.caution:
-        yield from _row("caution", verdict.caution)
+    yield from _row("caution", verdict.caution)
     if verdict.failure is not FailureClass.UNKNOWN:
-        yield from _row("scope", facts.scope.value)
-        helps = {True: "yes", False: "no", None: "not known"}[verdict.gloo_can_help]
-        yield from _row("gloo", f"{helps}: {facts.gloo_why}")
+        yield from _row("scope", _scope(verdict))
+    for text in verdict.signals:
+        yield from _row("signal", text.replace(os.getcwd() + os.sep, ""))
+    if verdict.failure is not FailureClass.UNKNOWN:
+        yield from _row("gloo", _gloo(verdict))
     yield ""
     if verdict.relief:
         yield from _help("sidestep it", " ".join(f"{name}={value}" for name, value in verdict.relief.items()))
@@ -79,8 +80,56 @@ def lines_of(verdict: Verdict, world_size: int) -> Iterator[str]:
         yield f"more: ray-nccl-guard explain {verdict.rule or verdict.failure.value}"
 
 
+def _suspects(verdict: Verdict, world_size: int) -> str:
+    """The ranks to look at first and where they run, or only where; empty if nothing singles anybody out."""
+    hosts = ", ".join(verdict.culprit_hosts[:MAX_SHOWN_HOSTS]) + (
+        ", ..." if len(verdict.culprit_hosts) > MAX_SHOWN_HOSTS else ""
+    )
+    on = f"host{'s' if len(verdict.culprit_hosts) > 1 else ''} {hosts}" if hosts else ""
+    if not verdict.culprit_ranks:
+        return on
+    of = f" of {world_size}" if world_size > 1 else ""
+    some = f"rank{'s' if len(verdict.culprit_ranks) > 1 else ''} {_ranks(verdict.culprit_ranks)}{of}"
+    return f"{some}, on {on}" if on else some
+
+
+def _scope(verdict: Verdict) -> str:
+    """Infrastructure or program; both, if the class is open between them."""
+    scope = CLASSES[verdict.failure].scope
+    if verdict.certainty is not Certainty.OPEN:
+        return _SCOPES.get(scope, f"{scope.value}: the infrastructure, not the program")
+    program = scope is Scope.PROGRAM
+    other = [c.failure for c in verdict.candidates if (CLASSES[c.failure].scope is Scope.PROGRAM) is not program]
+    return scope.value + "".join(f"; {CLASSES[f].scope.value} if it is {f.value}" for f in other)
+
+
+def _gloo(verdict: Verdict) -> str:
+    """Whether gloo would help here, and why; where the class itself is a guess, so is this."""
+    facts = CLASSES[verdict.failure]
+    if verdict.gloo_can_help is None and facts.gloo_can_help is not None:
+        return f"not known, as the class is open; if it is this one: {facts.gloo_why}"
+    helps = {True: "yes", False: "no", None: "depends"}[verdict.gloo_can_help]
+    return f"{helps}: {facts.gloo_why}"
+
+
+def _evidence(verdict: Verdict) -> Iterator[str]:
+    """The lines it rests on, then the others; one of those that differ only in numbers stands for all of them."""
+    causes = [quote for quote in verdict.evidence if quote.role is Role.CAUSE]
+    rest = [quote for quote in verdict.evidence if quote.role is not Role.CAUSE]
+    for label, quotes in (("evidence", causes or rest), ("echoes", rest if causes else [])):
+        alike: dict[str, list[Quote]] = {}
+        for quote in quotes:
+            alike.setdefault(_NUMBERS.sub("0", quote.text), []).append(quote)
+        for index, (first, *others) in enumerate(list(alike.values())[:MAX_SHOWN]):
+            also = sorted({q.rank for q in others if q.rank is not None and q.rank != first.rank})
+            same = f", the like on rank{'s' * (len(also) > 1)} {_ranks(also)}" if also else ""
+            yield from _row(label if index == 0 else "", _place(first) + same)
+            yield from _wrap(first.text.strip(), " " * 15)
+
+
 def _place(quote: Quote) -> str:
-    where = f"{quote.source}:{quote.line}"
+    near = os.path.relpath(quote.source) if os.path.isabs(quote.source) else quote.source
+    where = f"{min(near, quote.source, key=len)}:{quote.line}"
     return where if quote.rank is None else f"{where} (rank {quote.rank})"
 
 
@@ -89,7 +138,10 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def _row(label: str, text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent=f"  {label:<11}", subsequent_indent=" " * 13) or [f"  {label}"]
+    """Nothing for an empty text: a line with nothing to say is left out."""
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=f"  {label:<11}", subsequent_indent=" " * 13, break_on_hyphens=False
+    )  # fmt: skip
 
 
 def _help(label: str, text: str) -> list[str]:
@@ -98,4 +150,4 @@ def _help(label: str, text: str) -> list[str]:
 
 def _wrap(text: str, indent: str) -> list[str]:
     shown = text.encode("ascii", "replace").decode()
-    return textwrap.wrap(shown, WIDTH, initial_indent=indent, subsequent_indent=indent) or [""]
+    return textwrap.wrap(shown, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False) or [""]

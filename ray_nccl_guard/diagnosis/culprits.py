@@ -42,6 +42,14 @@ def name(evidence: Evidence, sightings: Sequence[Sighting], top: Weighed) -> tup
     return tuple(sorted(failed)) if failed and failed < everybody else ()
 
 
+def hosts_of_the_cause(evidence: Evidence, sightings: Sequence[Sighting], top: Weighed) -> tuple[str, ...]:
+    """The hosts whose own lines name the cause, where no line says its rank; empty if that is every host there is."""
+    own = {s.record for s in sightings if s.failure is top.failure and s.rule.role is RuleRole.CAUSE}
+    hosts = {evidence.ranks[record].host for record in own} - {""}
+    everywhere = {r.host for r in evidence.ranks} - {""}
+    return tuple(sorted(hosts)) if hosts < everywhere else ()
+
+
 def _listed(text: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d{1,6}", text)]
 

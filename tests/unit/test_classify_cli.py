@@ -134,3 +134,61 @@ def test_the_docs_page_is_what_the_rules_say():
     page = REPOSITORY / "docs" / "classes.md"
     now = "\n".join(markdown(shipped_rules())) + "\n"
     assert page.read_text(encoding="utf-8") == now, "run: ray-nccl-guard explain --all --markdown > docs/classes.md"
+
+
+def test_the_text_names_the_host_where_no_line_says_a_rank(tmp_path: Path, capsys):
+    path = tmp_path / "a.log"
+    closed = "misc/socket.cc:49 NCCL WARN socketProgress: Connection closed by remote peer node-1<5>"
+    path.write_text(
+        f"node-0:8:9 [0] {closed}\nnode-1:8:9 [3] include/alloc.h:178 NCCL WARN Cuda failure 2 'out of memory'\n"
+        f"node-2:8:9 [0] {closed}\n"
+    )
+    _, out, _ = call(capsys, "classify", str(path))
+    assert "  look at    host node-1\n" in out
+    _, out, _ = call(capsys, "classify", str(path), "--json")
+    assert (json.loads(out)["culprit_ranks"], json.loads(out)["culprit_hosts"]) == ([], ["node-1"])
+
+
+def test_one_of_many_lines_that_differ_only_in_numbers_is_shown(tmp_path: Path, capsys):
+    path = tmp_path / "a.log"
+    path.write_text("".join(f"[rank{r}]: node-{r}: NCCL WARN Cuda failure 2 'out of memory'\n" for r in range(4)))
+    _, out, _ = call(capsys, "classify", str(path))
+    assert out.count("Cuda failure 2") == 1
+    assert "the like on ranks 1, 2, 3" in " ".join(out.split())
+
+
+SAME = "WorkNCCL(SeqNum=9, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600010 milliseconds"
+WATCHDOG = f"[rank0]:[E1 ProcessGroupNCCL.cpp:6] [Rank 0] Watchdog caught collective operation timeout: {SAME}"
+
+
+@pytest.mark.parametrize(("remark", "side"), [
+    ("The same script runs fine on another cluster.", "infrastructure"),
+    ("We see random hangs; sometimes fails, sometimes not", "infrastructure"),
+    ("It works with 2 nodes but hangs with 4", "infrastructure"),
+    ("The job hangs since we upgraded the NVIDIA driver", "infrastructure"),
+    ("There is a firewall between the two nodes", "infrastructure"),
+    ("It always stops at the same step", "program"),
+    ("With gloo it also hangs; it even fails with gloo", "program"),
+])  # fmt: skip
+def test_what_people_write_beside_a_log_says_which_side_to_look_at_and_moves_no_class(
+    remark: str, side: str, tmp_path: Path, capsys
+):
+    path = tmp_path / "a.log"
+    told = {}
+    for text in ("", f"{remark}\n"):
+        path.write_text(f"{text}{WATCHDOG}\n")
+        _, out, _ = call(capsys, "classify", str(path), "--json")
+        told[text] = json.loads(out)
+    plain, beside = told.values()
+    assert plain["signals"] == []
+    assert [signal.rsplit(" ", 1)[1] for signal in beside["signals"]] == [side]
+    assert beside["failure"] == plain["failure"]
+    _, out, _ = call(capsys, "classify", str(path))
+    assert f"that speaks for the {side}" in " ".join(out.split())
+
+
+def test_an_open_verdict_says_on_which_sides_its_candidates_are(tmp_path: Path, capsys):
+    path = tmp_path / "a.log"
+    path.write_text(WATCHDOG.replace("SeqNum=9", "SeqNum=1") + "\n")
+    _, out, _ = call(capsys, "classify", str(path))
+    assert "scope      nccl; program if it is collective_timeout_desync" in out
