@@ -26,6 +26,10 @@ _HEAR_S = 1.0
 _REAP_FIRST_S = 1.0
 SETTLE_S = process.REAP_S
 
+# Between two looks at a child: a healthy one takes 0.1 s in all, and goes from step to step in bursts; a silent one costs
+# its worker nothing.
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.02
+
 _unreaped: list[process.Child] = []
 
 _BEFORE_NCCL = (Step.IMPORT, Step.DEVICE)
@@ -124,10 +128,11 @@ class _Watch:
 
     def _wait(self, child: process.Child) -> tuple[Outcome | None, str]:
         """Until the child ends (None), or has to be ended: the outcome to report and why."""
-        pause_s = 0.002
+        pause_s = _SHORTEST_PAUSE_S
         while True:
             ended = child.reaped()
-            self._take_in()
+            if self._take_in():
+                pause_s = _SHORTEST_PAUSE_S
             if ended:
                 return None, ""
             if Step.DEVICE in self.link.all_done:
@@ -140,9 +145,11 @@ class _Watch:
             if overdue_s > 0 and not self._extend(now_s) and not self._may_hear_more(overdue_s):
                 return Outcome.TIMED_OUT, f"no end after {self._allowed_s(self.record.step):g} s"
             time.sleep(pause_s)
-            pause_s = min(0.02, pause_s * 1.3)
+            pause_s = min(_LONGEST_PAUSE_S, pause_s * 1.3)
 
-    def _take_in(self) -> None:
+    def _take_in(self) -> bool:
+        """Read what the child has written since; whether there was anything."""
+        heard_s = self.grown_at_s
         for event in self.reader.new_events():
             self.grown_at_s = event.at_s
             finished = self.record.take(event)
@@ -151,6 +158,7 @@ class _Watch:
         size = os.fstat(self.fds[3]).st_size + os.fstat(self.fds[2]).st_size
         if size != self._seen_bytes:
             self._seen_bytes, self.grown_at_s = size, time.monotonic()
+        return self.grown_at_s != heard_s
 
     def _allowed_s(self, step: Step) -> float:
         return self.task.deadline_s(step) * (2 if step in self.extended else 1)
@@ -188,7 +196,9 @@ class _Watch:
     def _conclude(self, child: process.Child, outcome: Outcome | None, reason: str) -> ProbeResult:
         now_s = time.monotonic()
         quiet_s, state, stuck = 0.0, "", False
-        shared = process.shared_memory_of(child.pid)
+        # A look through all of /proc: 10 ms and more, which a backend without such files need not pay.
+        shares = "nccl" in self.task.backend
+        shared = process.shared_memory_of(child.pid) if shares else set()
         step = self.record.step
         if outcome is None:
             child.kill(within_s=0.0)  # what the child itself may have started shares its session
@@ -198,7 +208,7 @@ class _Watch:
             # its last moments is no proof of anything.
             quiet_s, state = silent_s(self.fds[1], now_s), process.state_of(child.pid)
             child.ask_stack()
-            shared |= process.shared_memory_of(child.pid)
+            shared |= process.shared_memory_of(child.pid) if shares else set()
             stuck = not child.kill(within_s=_REAP_FIRST_S)
             if stuck:
                 _unreaped.append(child)
