@@ -81,6 +81,7 @@ class GuardedBackend(_TorchBackend):
         if self._run is not None:
             try:
                 self._run.note_end(worker_group)
+                publish.settle()
             except Exception:  # the same border: what we remember of the end must not keep Ray from ending it
                 log.warning("nccl_guard: the end of the worker group could not be noted", exc_info=True)
         super().on_shutdown(worker_group, backend_config)

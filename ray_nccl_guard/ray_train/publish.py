@@ -19,19 +19,43 @@ log = logging.getLogger("ray.train.nccl_guard")
 FOLDER = "nccl_guard"
 
 
+_under_way: list[storage.Writing] = []
+
+
 def write(report: Report, workers: Workers, flight: FlightVerdict | None = None) -> Report:
-    """Write the report under the run's storage; returns it with the run's name and its path (empty if not written)."""
+    """Write the report under the run's storage; returns it with the run's name and its path (empty if not written).
+
+    A healthy start does not wait for it, since nobody has to read that report now: `settle` does when the group ends.
+    """
     place = run_folder(workers.group)
     if place is None:
         return report
     report = report.with_changes(run_name=place[1].rstrip("/").rpartition("/")[2])
     folder = f"{place[1]}/{FOLDER}"
-    problem = storage.write(place[0], folder, lambda: _files(report, flight))
+    writing = storage.Writing(place[0], folder, lambda: _files(report, flight))
     path = f"{folder}/report.json"
-    if problem:
-        log.warning("nccl_guard: the report could not be written to %s: %s", path, problem)
-        return report.with_changes(path="")
+    if _well(report) and flight is None:
+        _under_way.append(writing)
+    elif not _arrived(writing):
+        path = ""
     return report.with_changes(path=path)
+
+
+def settle() -> None:
+    """Wait for the reports that a healthy start has left under way, each within its deadline."""
+    while _under_way:
+        _arrived(_under_way.pop())
+
+
+def _arrived(writing: storage.Writing) -> bool:
+    problem = writing.wait(storage.WRITE_S)
+    if problem:
+        log.warning("nccl_guard: the report could not be written to %s: %s", writing.folder, problem)
+    return not problem
+
+
+def _well(report: Report) -> bool:
+    return report.verdict.failure is FailureClass.OK and report.guard_error is None
 
 
 def _files(report: Report, flight: FlightVerdict | None) -> dict[str, bytes]:
@@ -47,8 +71,7 @@ def _files(report: Report, flight: FlightVerdict | None) -> dict[str, bytes]:
 def announce(report: Report) -> None:
     """Print the message once, and set the metrics. Only loggers below `ray.train` have a handler in the controller."""
     metrics.record(report)
-    well = report.verdict.failure is FailureClass.OK and report.guard_error is None
-    log.log(logging.INFO if well else logging.WARNING, "nccl_guard: %s", render.render(report), extra=_fields(report))
+    log.log(logging.INFO if _well(report) else logging.WARNING, "nccl_guard: %s", render.render(report), extra=_fields(report))
 
 
 def _fields(report: Report) -> dict[str, Any]:

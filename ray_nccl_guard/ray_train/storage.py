@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,37 +20,46 @@ _newest: dict[str, int] = {}
 _placing = threading.Lock()
 
 
+class Writing:
+    """Files on their way into a folder, in a thread that nobody waits for beyond a deadline."""
+
+    def __init__(self, filesystem: Any, folder: str, make: Callable[[], Mapping[str, bytes]]) -> None:
+        self.filesystem, self.folder, self.make = filesystem, folder, make
+        self.serial = _newest[folder] = next(_serial)
+        self.began_s = time.monotonic()
+        self.problem = ""
+        self.thread = threading.Thread(target=self._work, daemon=True, name="nccl-guard-report")
+        self.thread.start()
+
+    def _work(self) -> None:
+        try:
+            self.filesystem.create_dir(self.folder, recursive=True)
+            for name, content in self.make().items():
+                _put(self.filesystem, f"{self.folder}/{name}", content, lambda: _newest[self.folder] == self.serial)
+        except Exception as error:  # every filesystem raises its own kind; the caller says it in a warning
+            self.problem = f"{type(error).__name__}: {error}"
+
+    def wait(self, within_s: float) -> str:
+        """Why the files were not written within `within_s` of the beginning, empty if they were."""
+        allowed_s = min(within_s, AGAIN_S) if self.folder in _hung else within_s
+        self.thread.join(max(0.0, self.began_s + allowed_s - time.monotonic()))
+        if self.thread.is_alive():
+            _hung.add(self.folder)
+            return f"the storage did not answer within {allowed_s:g} s"
+        _hung.discard(self.folder)
+        return self.problem
+
+
 def write(filesystem: Any, folder: str, make: Callable[[], Mapping[str, bytes]], *, within_s: float = WRITE_S) -> str:
     """Write the files that `make` returns into `folder`; returns why that did not go, empty if it did.
 
-    The work is done in a thread that nobody waits for beyond the deadline. Should it go on later all the same, it does not
-    replace what was written after it.
+    What hangs and goes on later all the same does not replace what was written after it.
 
     Args:
         filesystem: a `pyarrow.fs.FileSystem`.
         make: called in the thread, since making the files takes time as well.
     """
-    allowed_s = min(within_s, AGAIN_S) if folder in _hung else within_s
-    serial = next(_serial)
-    _newest[folder] = serial
-    problems: list[str] = []
-
-    def work() -> None:
-        try:
-            filesystem.create_dir(folder, recursive=True)
-            for name, content in make().items():
-                _put(filesystem, f"{folder}/{name}", content, lambda: _newest[folder] == serial)
-        except Exception as error:  # every filesystem raises its own kind; the caller says it in a warning
-            problems.append(f"{type(error).__name__}: {error}")
-
-    thread = threading.Thread(target=work, daemon=True, name="nccl-guard-report")
-    thread.start()
-    thread.join(allowed_s)
-    if thread.is_alive():
-        _hung.add(folder)
-        return f"the storage did not answer within {allowed_s:g} s"
-    _hung.discard(folder)
-    return problems[0] if problems else ""
+    return Writing(filesystem, folder, make).wait(within_s)
 
 
 def _put(filesystem: Any, path: str, content: bytes, is_newest: Callable[[], bool]) -> None:
