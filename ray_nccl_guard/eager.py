@@ -29,6 +29,7 @@ class GroupTask:
         device_index: bind the group to this visible GPU and form the communicator at once; None to leave it to torch.
         warm_up: prove the group by all_reduce of `spec.sizes_bytes`, values checked.
         env: settings to make before the first NCCL call of this process.
+        accept_s: seconds that the store takes for each connection (`probe.store.Opened`).
     """
 
     backend: str
@@ -40,11 +41,13 @@ class GroupTask:
     warm_up_device: int | None = None
     warm_up: bool = True
     env: dict[str, str] = field(default_factory=dict)
+    accept_s: float = 0.0
     spec: ProbeSpec = ProbeSpec()
 
     def init_deadline_s(self) -> float:
         """The store and the communicator together: both happen inside one call of torch."""
-        return self.spec.store_s + self.spec.deadline_s(Step.COMM_INIT, self.world_size)
+        store_s = self.spec.store_s + self.accept_s * self.world_size
+        return store_s + self.spec.deadline_s(Step.COMM_INIT, self.world_size)
 
 
 def join(task: GroupTask) -> ProbeResult:

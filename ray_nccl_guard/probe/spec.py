@@ -181,6 +181,8 @@ class RankTask:
         unset_env: variables to take away in the child.
         price: measure all_reduce for the price of training on this backend as well; for what is fallen back to.
         jit_s: seconds to add to `comm_init` because the driver must compile libnccl for this GPU.
+        accept_s: seconds that the store takes for one connection (`probe.store.Opened`): each rank's launcher connects, and
+            then each rank's child.
     """
 
     run_id: str
@@ -196,10 +198,13 @@ class RankTask:
     unset_env: tuple[str, ...] = ()
     price: bool = False
     jit_s: float = 0.0
+    accept_s: float = 0.0
     spec: ProbeSpec = ProbeSpec()
 
     def deadline_s(self, step: Step) -> float:
         extra_s = self.jit_s if step is Step.COMM_INIT else 0.0
+        if step in (Step.STORE, Step.COMM_INIT):
+            extra_s += self.accept_s * self.world_size
         return self.spec.deadline_s(step, self.world_size) + extra_s
 
     def with_start(self, start: Start) -> RankTask:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -12,17 +13,37 @@ from ray_nccl_guard.probe.spec import RankTask, Step
 _ASK_S = 0.01  # how often a link asks in a small world; a probe of two healthy ranks takes 0.2 s in all
 _STORE_REQUESTS_PER_S = 10_000.0  # all links together stay below this, so that rank 0's worker is not kept busy by them
 
+# A store is up in 2 ms; a busy machine takes its time, but a name server that is waited for takes seconds.
+_WORTH_COUNTING_S = 0.9
+
 _kept: dict[str, Any] = {}
 
 
-def open_store(run_id: str, address: str) -> int:
-    """Serve a store from this process for `run_id` and return its port (chosen by the kernel)."""
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A store that serves.
+
+    Attributes:
+        port: chosen by the kernel.
+        accept_s: seconds that it takes for each connection, if they are worth counting.
+    """
+
+    port: int
+    accept_s: float = 0.0
+
+
+def open_store(run_id: str, address: str) -> Opened:
+    """Serve a store from this process for `run_id`."""
     import torch.distributed as dist
 
     close_store()
+    started_s = time.monotonic()
+    # It connects to itself first: torch's server asks the name server for whoever connects, one after the other, and one
+    # that does not answer holds it for glibc's 5 s and more each time (measured with torch 2.15.0).
     store = dist.TCPStore(address, 0, None, True, timeout=timedelta(seconds=30), wait_for_workers=False)
+    took_s = time.monotonic() - started_s
     _kept[run_id] = store
-    return int(store.port)
+    return Opened(int(store.port), took_s if took_s >= _WORTH_COUNTING_S else 0.0)
 
 
 def close_store() -> None:

@@ -49,6 +49,7 @@ class Prover:
         self.store, self.say = store, say
         self.hosts = hosts.of(facts)
         self.notes: list[str] = []
+        self.accept_s = 0.0
 
     def prove(self, rung: Rung) -> Proof:
         """One probe of `rung` on every rank.
@@ -86,10 +87,24 @@ class Prover:
         if not opened.ok:
             values([opened])
             raise GroupLost([lost_result(opened)])
+        self._heed(opened.value)
         try:
-            yield run_id, self.facts[0].address, opened.value
+            yield run_id, self.facts[0].address, opened.value.port
         finally:
             self.workers.ask_one(0, store.close_store, deadline_s=_SILENCE_S)
+
+    def _heed(self, opened: store.Opened) -> None:
+        """A store that answers slowly gets its time from every rank, and is named: plain torch would wait as long."""
+        if opened.accept_s and not self.accept_s:
+            self.notes.append(
+                f"torch's store on rank 0 takes {opened.accept_s:.1f} s for each connection: it asks for the name of whoever "
+                "connects, and the name server in /etc/resolv.conf there does not answer in time; name the job's hosts in "
+                "/etc/hosts, or mend the name server"
+            )
+        self.accept_s = max(self.accept_s, opened.accept_s)
+
+    def _store_s(self) -> float:
+        return self.spec.store_s + self.accept_s * len(self.facts)
 
     def _not_run(self, found: tuple[Finding, ...]) -> Proof:
         return Proof(results=tuple(ProbeResult(rank=f.rank, outcome=Outcome.NOT_RUN) for f in self.facts), findings=found)
@@ -101,7 +116,7 @@ class Prover:
         answers = self.workers.ask(
             meet.meet,
             [(task, speakers, choice) for task, choice in zip(tasks, choices, strict=True)],
-            deadline_s=2 * self.spec.store_s + longest_s(self.spec.peers_s),
+            deadline_s=2 * self._store_s() + longest_s(self.spec.peers_s),
             patience_s=self._met_patience_s,
         )
         values(answers)
@@ -136,7 +151,7 @@ class Prover:
         if answer.ok and answer.value.row is not None:
             # All speakers leave the stage within one exchange of each other; a worker that is still missing then is stopped.
             return self.spec.peers_s + MARGIN_S
-        return self.spec.store_s + longest_s(self.spec.peers_s)
+        return self._store_s() + longest_s(self.spec.peers_s)
 
     def _launch(self, tasks: list[RankTask], found: tuple[Finding, ...], seen: Matrix | None) -> tuple[ProbeResult, ...]:
         longest = 2 * sum(tasks[0].deadline_s(step) for step in Step) + launch.GRACE_S
@@ -168,6 +183,7 @@ class Prover:
             collectives=self.collectives,
             price=rung.price,
             jit_s=_JIT_S if any(f.jit for f in self.facts) else 0.0,
+            accept_s=self.accept_s,
             env={**_launch_variables(fact, rank, len(members)), **rung.env},
             spec=self.spec,
         )

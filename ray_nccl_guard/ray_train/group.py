@@ -24,9 +24,17 @@ class TrainingGroup:
     """Forms the default process group on every worker, within a deadline."""
 
     def __init__(
-        self, workers: Workers, facts: Sequence[RankFacts], config: Any, settings: GuardSettings, spec: ProbeSpec
+        self,
+        workers: Workers,
+        facts: Sequence[RankFacts],
+        config: Any,
+        settings: GuardSettings,
+        spec: ProbeSpec,
+        *,
+        accept_s: float = 0.0,
     ) -> None:
         self.workers, self.facts, self.config, self.settings, self.spec = workers, facts, config, settings, spec
+        self.accept_s = accept_s
 
     def join(self, backend: str, env: dict[str, str]) -> list[ProbeResult]:
         """One result per rank; anything but OK on any of them means that these workers are spent."""
@@ -102,6 +110,7 @@ class TrainingGroup:
             warm_up_device=fact.device_index,
             warm_up=self.settings.eager_init,
             env=env,
+            accept_s=self.accept_s,
             spec=self.spec,
         )
 

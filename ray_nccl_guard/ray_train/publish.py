@@ -71,7 +71,9 @@ def _files(report: Report, flight: FlightVerdict | None) -> dict[str, bytes]:
 def announce(report: Report) -> None:
     """Print the message once, and set the metrics. Only loggers below `ray.train` have a handler in the controller."""
     metrics.record(report)
-    log.log(logging.INFO if _well(report) else logging.WARNING, "nccl_guard: %s", render.render(report), extra=_fields(report))
+    log.log(
+        logging.INFO if _well(report) else logging.WARNING, "nccl_guard: %s", render.render(report), extra=_fields(report)
+    )
 
 
 def _fields(report: Report) -> dict[str, Any]:

@@ -146,6 +146,7 @@ class GuardedStart:
         except GroupLost as lost:
             self._after_lost(preflight, lost)
         finally:
+            state.accept_s = prover.accept_s
             state.notes += [note for note in prover.notes if note not in state.notes]
 
     def _after_lost(self, preflight: Preflight, lost: GroupLost) -> NoReturn:
@@ -167,7 +168,9 @@ class GuardedStart:
         decision = report.decision
         assert decision.backend is not None
         spec = self.settings.probe or ProbeSpec()
-        self.group = TrainingGroup(self.workers, self.facts, self.config, self.settings, spec)
+        self.group = TrainingGroup(
+            self.workers, self.facts, self.config, self.settings, spec, accept_s=self.run_state.accept_s
+        )
         started_s = time.monotonic()
         results = self.group.join(decision.backend, dict(decision.relief))
         if all(r.outcome is Outcome.OK for r in results):

@@ -20,6 +20,7 @@ class RunState:
         decision: what that check decided.
         ended_well: the last worker group ended without an error of a worker.
         flight: watches the worker group that trains now; None before, and after it has ended.
+        accept_s: seconds that torch's store took for each connection when it was last asked (`probe.store.Opened`).
         failures: consecutive starts that ended before `train_func`.
     """
 
@@ -31,6 +32,7 @@ class RunState:
     decision: Decision | None = None
     ended_well: bool = False
     flight: FlightWatch | None = None
+    accept_s: float = 0.0
     failures: int = 0
     starts: int = 0
     attempts: list[Attempt] = field(default_factory=list)

@@ -41,18 +41,19 @@ def run_ranks(
         if before is not None:
             before(rank)
         if rank == 0:
-            port = store.open_store(run_id, "127.0.0.1")  # in rank 0's process, as in a worker
+            opened = store.open_store(run_id, "127.0.0.1")  # in rank 0's process, as in a worker
             for _ in range(world_size - 1):
-                ports.put(port)
+                ports.put(opened)
         else:
-            port = ports.get()
+            opened = ports.get()
         task = RankTask(
             run_id=run_id,
             backend=backend,
             rank=rank,
             world_size=world_size,
             store_host="127.0.0.1",
-            store_port=port,
+            store_port=opened.port,
+            accept_s=opened.accept_s,
             spec=spec,
             **{name: value(rank) if callable(value) else value for name, value in changes.items()},
         )
