@@ -23,6 +23,7 @@ class Attempt:
     """One rung that was tried: on which evidence, with which verdict, in how many seconds.
 
     Attributes:
+        drill: the faults of a drill that were acted out in it; empty if it was a real probe.
         located: where smaller worlds of the same rung found the fault; None if none were run.
         matrix: which host reached which before it, None if one host was all there was.
         group_attempt: the worker group it was tried on, from 1.
@@ -34,6 +35,7 @@ class Attempt:
     results: tuple[ProbeResult, ...] = ()
     seconds: float = 0.0
     group_attempt: int = 1
+    drill: str = ""
     matrix: Matrix | None = None
     located: Located | None = None
 
@@ -57,6 +59,7 @@ class Attempt:
             "step": self.verdict.step.value if self.verdict.step else None,
             "seconds": round(self.seconds, 3),
             "group_attempt": self.group_attempt,
+            "drill": self.drill,
             "all_reduce_s": sized(self.all_reduce_s),
             "network": self.matrix.to_json() if self.matrix else None,
             "located": self.located.to_json() if self.located else None,

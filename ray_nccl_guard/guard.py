@@ -24,11 +24,16 @@ from ray_nccl_guard.verdict import Certainty, Verdict, classify
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """What came of proving one rung: a result for every rank that gave one, and what the network stages saw."""
+    """What came of proving one rung: a result for every rank that gave one, and what the network stages saw.
+
+    Attributes:
+        drill: the faults that were acted out; empty if it was a real probe.
+    """
 
     results: tuple[ProbeResult, ...]
     findings: tuple[Finding, ...] = ()
     matrix: Matrix | None = None
+    drill: str = ""
 
 
 # Proves one rung on every rank.
@@ -60,6 +65,7 @@ class Preflight:
         findings: what the facts (and the network) say before any collective.
         rules: the rule book; None for the one that is shipped.
         attempts: rungs tried so far, those of earlier worker groups included.
+        drill: the faults of the drill that this is; empty if it is none.
         locate_always: locate whatever the backend, and also where the evidence already names ranks.
     """
 
@@ -70,6 +76,7 @@ class Preflight:
     attempts: list[Attempt] = field(default_factory=list)
     group_attempt: int = 1
     locate_always: bool = False
+    drill: str = ""
     located_s: float = 0.0
     started_s: float = field(default_factory=time.monotonic)
 
@@ -119,8 +126,8 @@ class Preflight:
             except GroupLost as error:
                 lost, proof = error, error.proof
         seconds = time.monotonic() - started_s
-        verdict = self.judge(rung, proof.results, Origin.PROBE, seconds, proof.findings)
-        self.attempts[-1] = replace(self.attempts[-1], matrix=proof.matrix)
+        verdict = self.judge(rung, proof.results, Origin.PROBE, seconds, proof.findings, acted=bool(proof.drill))
+        self.attempts[-1] = replace(self.attempts[-1], matrix=proof.matrix, drill=proof.drill)
         return verdict, proof, lost
 
     def _slow(self, attempt: Attempt) -> list[str]:
@@ -192,14 +199,16 @@ class Preflight:
         origin: Origin,
         seconds: float,
         findings: Sequence[Finding] = (),
+        *,
+        acted: bool = False,
     ) -> Verdict:
-        """Classify one rung's results and keep them as an attempt."""
+        """Classify one rung's results and keep them as an attempt. What was acted out says nothing of this machine's facts."""
         evidence = align(
             results,
             world_size=len(self.facts),
             backend=rung.backend,
             origin=origin,
-            findings=(*(self.findings if "nccl" in rung.backend else ()), *findings),
+            findings=(*(self.findings if "nccl" in rung.backend and not acted else ()), *findings),
             hosts={f.rank: f.host for f in self.facts},
         )
         verdict = classify(evidence, self.rules)
@@ -226,6 +235,7 @@ class Preflight:
             policy=self.ladder.policy,
             facts=self.facts,
             attempts=tuple(self.attempts),
+            drill=self.drill,
             timings_s={
                 "probe": sum(a.seconds for a in self.attempts),
                 **({"locate": self.located_s} if self.located_s else {}),

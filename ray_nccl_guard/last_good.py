@@ -104,7 +104,8 @@ def compare_json(report: Mapping[str, Any], earlier: Iterable[Any]) -> Compariso
 
 def compare(report: Report, earlier: Sequence[Report]) -> Comparison:
     """`report` beside the last good one of `earlier` (oldest first, without `report`)."""
-    alike = [other for other in earlier if other.backend_wanted == report.backend_wanted]
+    # A drill fails on a healthy cluster: it says nothing of any other run.
+    alike = [other for other in earlier if other.backend_wanted == report.backend_wanted and not other.drill]
     good = [other for other in alike if passed(other)]
     largest = max((other.world_size for other in good), default=0)
     if not good:
@@ -116,13 +117,14 @@ def compare(report: Report, earlier: Sequence[Report]) -> Comparison:
 
 
 def passed(report: Report) -> bool:
-    """It trained on the backend that was asked for, proved on every rank, and its training did not end in a hang."""
+    """It trained on the backend that was asked for, proved on every rank, and its training did not end in a hang. No drill did."""
     chosen = report.chosen
     return (
         chosen is not None
         and chosen.rung.backend == report.backend_wanted
         and report.guard_error is None
         and report.flight is None
+        and not report.drill
     )
 
 

@@ -28,9 +28,9 @@ _SETTINGS_HELP = (
 def render(report: Report) -> str:
     """The whole message of a report."""
     if report.guard_error:
-        return _guard_error(report)
+        return _marked(report, _guard_error(report))
     if report.verdict.failure is FailureClass.OK:
-        return _passed(report)
+        return _marked(report, _passed(report))
     return "\n".join([headline(report), "", *_body(report), "", *_decision(report), "", *_help(report)])
 
 
@@ -39,7 +39,24 @@ def headline(report: Report) -> str:
     verdict = report.verdict
     level = "error" if report.decision.action is Action.REFUSE else "warning"
     summary = verdict.summary or CLASSES[verdict.failure].summary
-    return f"{level}[{verdict.failure.value}]: {_who(report)}: {summary}; {_consequence(report)}"
+    return _marked(report, f"{level}[{verdict.failure.value}]: {_who(report)}: {summary}; {_consequence(report)}")
+
+
+def drill_sentence(report: Report) -> str:
+    """What of a drill's report was acted out and what is real; empty if it is no drill."""
+    if not report.drill:
+        return ""
+    failed = report.failed
+    if report.verdict.failure is FailureClass.OK or failed is None or not failed.drill:
+        real = "" if report.verdict.failure is FailureClass.OK else ", and this failure is REAL"
+        return f"{report.drill} made nothing fail{real}"
+    decision = report.decision
+    then = f"; {decision.backend} is proved and used for real" if decision.action is Action.FALL_BACK else ""
+    return f"{failed.drill}: acted out, NCCL was not touched; this is no failure of the cluster{then}"
+
+
+def _marked(report: Report, text: str) -> str:
+    return f"DRILL: {text}" if report.drill else text
 
 
 def short(report: Report) -> str:
@@ -89,7 +106,7 @@ def _row(label: str, text: str) -> list[str]:
 def _body(report: Report) -> list[str]:
     failed = report.failed
     verdict = report.verdict
-    lines = _row("where", _where(report, failed))
+    lines = _row("drill", drill_sentence(report)) + _row("where", _where(report, failed))
     if failed is not None:
         lines += _row("step", _step(failed))
     lines += _evidence(report)
@@ -238,7 +255,8 @@ def _passed(report: Report) -> str:
     line = (
         f"ok: {report.decision.backend} passed pre-flight on {report.world_size} of {report.world_size} ranks{took}{again}"
     )
-    return "\n".join([line, *(f"note: {note}" for note in (*report.decision.notes, *report.notes))])
+    drill = (f"drill: {sentence}",) if (sentence := drill_sentence(report)) else ()
+    return "\n".join([line, *drill, *(f"note: {note}" for note in (*report.decision.notes, *report.notes))])
 
 
 def _guard_error(report: Report) -> str:

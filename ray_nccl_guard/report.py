@@ -34,6 +34,7 @@ class Report:
         guard_error: the traceback of the guard's own failure, None if it had none.
         timings_s: seconds by name; `guard` is all that the guard added to the start.
         flight: what the Flight Recorder said when training ended badly (`Collected.to_json`); None if it did not.
+        drill: the faults of the drill that this was, empty if it was none. Attempts say in which of them any was acted out.
         run_name: the run's name as Ray Train knows it, empty if there is none.
         path: where the JSON lies, empty if it was not written.
     """
@@ -49,6 +50,7 @@ class Report:
     timings_s: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     flight: Mapping[str, Any] | None = None
+    drill: str = ""
     run_name: str = ""
     path: str = ""
 
@@ -117,6 +119,7 @@ class Report:
             "verdict_attempt": next((i for i, a in enumerate(self.attempts) if a.verdict is self.verdict), None),
             "context": [excerpt.to_json() for excerpt in self.context],
             "run_name": self.run_name,
+            "drill": self.drill,
             "flight": None if self.flight is None else dict(self.flight),
             "located": self.located.to_json() if self.located else None,
             "all_reduce_s": sized(self.chosen.all_reduce_s if self.chosen else {}),

@@ -77,6 +77,7 @@ def _report(data: Mapping[str, Any]) -> Report:
         timings_s=dict(data["timings_s"]),
         run_name=data.get("run_name", ""),
         flight=data.get("flight"),
+        drill=data.get("drill", ""),
     )
     known = report.all_notes  # the differences are found again from the facts
     return report.with_changes(notes=tuple(note for note in data["notes"] if note not in known))
@@ -171,6 +172,7 @@ def _attempt(data: Mapping[str, Any], report: Mapping[str, Any], verdict: Verdic
         results=results,
         seconds=data["seconds"],
         group_attempt=data.get("group_attempt", 1),
+        drill=data.get("drill", ""),
         matrix=Matrix.from_json(data["network"]) if data.get("network") else None,
         located=Located.from_json(data["located"]) if data.get("located") else None,
     )

@@ -20,6 +20,7 @@ VERBS = {
     "explain": "look up a failure class or a rule",
     "rules": "list the rules, or validate a rule pack",
     "report": "render a saved report again",
+    "drill": "rehearse on a healthy host or cluster what happens when NCCL breaks",
 }
 
 _EPILOG = """where to begin:

@@ -21,6 +21,7 @@ from ray_nccl_guard.errors import GuardError, UsageError
 from ray_nccl_guard.guard import GroupLost, Preflight
 from ray_nccl_guard.ladder import Decision, Ladder, Wanted, has_legacy
 from ray_nccl_guard.policy import Action, Policy
+from ray_nccl_guard.probe.drill import Fault, text_of
 from ray_nccl_guard.probe.operations import expand
 from ray_nccl_guard.probe.spec import ProbeSpec
 from ray_nccl_guard.report import Report
@@ -52,6 +53,7 @@ class _Asked:
     collectives: tuple[str, ...]
     locate: bool
     sweep: bool
+    drill: tuple[Fault, ...] = ()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,9 +82,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print one JSON object")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Probe, print, and return the exit code."""
-    asked = _resolve(args)
+def run(args: argparse.Namespace, drill: tuple[Fault, ...] = ()) -> int:
+    """Probe, print, and return the exit code; with `drill` act its faults out (`ray-nccl-guard drill`)."""
+    asked = replace(_resolve(args), drill=drill)
     signal.signal(signal.SIGTERM, _leave)
     try:
         return _run(args, asked)
@@ -113,7 +115,12 @@ def _run(args: argparse.Namespace, asked: _Asked) -> int:
             reports, lines = [_not_probed(error, asked)], ()
     code = _code(reports)
     print(_json(reports, lines, code) if args.json else _text(reports, lines))
-    return code
+    if not asked.drill:
+        return code
+    # One whose faults made nothing fail has ended well too; a real failure before them has kept them from striking.
+    real = any(r.verdict.failure is not FailureClass.OK and not any(a.drill for a in r.attempts) for r in reports)
+    print(f"drill: {'the failure is real' if real else f'`probe` would have ended with exit code {code}'}", file=sys.stderr)
+    return _EXIT[Action.REFUSE] if real else 0
 
 
 def _over_ray(args: argparse.Namespace, say: Callable[[str], None]) -> AbstractContextManager[Session]:
@@ -157,7 +164,9 @@ def _prover(session: Session, asked: _Asked, say: Callable[[str], None]) -> tupl
     from ray_nccl_guard.prove.prover import Prover
     from ray_nccl_guard.prove.worlds import Worlds
 
-    prover = Prover(session.workers, session.facts, asked.collectives, asked.spec, store=session.store, say=say)
+    prover = Prover(
+        session.workers, session.facts, asked.collectives, asked.spec, drill=asked.drill, store=session.store, say=say
+    )
     return prover, partial(Worlds, prover)
 
 
@@ -179,7 +188,13 @@ def _preflight(session: Session, asked: _Asked, backend: str, say: Callable[[str
         ladder=Ladder(wanted, policy),
         findings=facts.findings(session.facts, backend=backend, asked_gpus=session.asked_gpus),
         locate_always=asked.locate,
+        drill=text_of(asked.drill),
     )
+    if asked.drill and not prover.struck(preflight.ladder.first):
+        raise UsageError(
+            f"{preflight.drill} strikes none of the {len(session.facts)} ranks on {backend}",
+            help=("error=N, cudaN, preset=NAME and oom are NCCL's words: they strike no gloo",),
+        )
     try:
         report = preflight.run(prover.prove, explore)
     except GroupLost:
@@ -200,6 +215,7 @@ def _not_probed(error: CannotProbe, asked: _Asked) -> Report:
         decision=Decision(action=Action.REFUSE, backend=None, because=because),
         verdict=verdict,
         policy=asked.policy,
+        drill=text_of(asked.drill),
     )
 
 

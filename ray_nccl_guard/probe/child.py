@@ -71,7 +71,11 @@ class _SpawnMe(Exception):
 
 
 def _steps(task: RankTask, start: Start, journal: Journal) -> list[tuple[Step, Any]]:
-    child = _Child(task, start, journal)
+    child: Any = _Child(task, start, journal)
+    if task.drill is not None:
+        from ray_nccl_guard.probe.act import ActedSteps
+
+        child = ActedSteps(task, journal)
     return [
         (Step.IMPORT, child.import_torch),
         (Step.DEVICE, child.open_device),

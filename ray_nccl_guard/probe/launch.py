@@ -6,7 +6,7 @@ import os
 import time
 from dataclasses import replace
 
-from ray_nccl_guard.probe import kernel, memory, process
+from ray_nccl_guard.probe import act, kernel, memory, process
 from ray_nccl_guard.probe.child import EXIT_OK, EXIT_SPAWN_ME
 from ray_nccl_guard.probe.journal import JournalReader, anonymous_file, say_go, silent_s
 from ray_nccl_guard.probe.record import Record, tail
@@ -41,6 +41,8 @@ def run_rank(task: RankTask) -> ProbeResult:
     link = Link(task)
     record = Record(task)
     record.begin(Step.STORE)
+    if task.drill and (missing := act.at_store(task)) is not None:
+        return record.end(missing, error="it did not come to the store (drill)", seconds=time.monotonic() - started_s)
     try:
         absent = arrive(link.connect(task.deadline_s(Step.STORE)), task, task.deadline_s(Step.STORE))
     except RuntimeError as error:  # torch's DistError family: no way to the store

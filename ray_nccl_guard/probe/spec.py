@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from ray_nccl_guard.probe.drill import Fault
+
 KIB, MIB = 1 << 10, 1 << 20
 
 
@@ -183,6 +185,7 @@ class RankTask:
         jit_s: seconds to add to `comm_init` because the driver must compile libnccl for this GPU.
         accept_s: seconds that the store takes for one connection (`probe.store.Opened`): each rank's launcher connects, and
             then each rank's child.
+        drill: the steps are acted out, without NCCL and the device, and these faults strike this rank; None for a real probe.
     """
 
     run_id: str
@@ -199,6 +202,7 @@ class RankTask:
     price: bool = False
     jit_s: float = 0.0
     accept_s: float = 0.0
+    drill: tuple[Fault, ...] | None = None
     spec: ProbeSpec = ProbeSpec()
 
     def deadline_s(self, step: Step) -> float:

@@ -14,6 +14,7 @@ from ray_nccl_guard.network.grid import Matrix
 from ray_nccl_guard.network.plan import first_round, row
 from ray_nccl_guard.network.stage import MARGIN_S, longest_s
 from ray_nccl_guard.probe import launch, look_around, meet, memory, store
+from ray_nccl_guard.probe.drill import Fault, text_of
 from ray_nccl_guard.probe.meet import Meeting
 from ray_nccl_guard.probe.spec import Outcome, ProbeResult, ProbeSpec, RankTask, Step
 from ray_nccl_guard.probe.workers import Answer, WorkerGroup, values
@@ -31,6 +32,7 @@ class Prover:
     """Runs rungs on one worker group.
 
     Attributes:
+        drill: the faults of a drill: rungs that they may strike are acted out.
         store: address and port of a store that serves anyway; None to serve one from rank 0's worker for each rung.
         say: told what is going on, for whoever watches.
     """
@@ -42,21 +44,45 @@ class Prover:
         collectives: tuple[str, ...],
         spec: ProbeSpec,
         *,
+        drill: tuple[Fault, ...] = (),
         store: tuple[str, int] | None = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.workers, self.facts, self.collectives, self.spec = workers, facts, collectives, spec
-        self.store, self.say = store, say
+        self.drill, self.store, self.say = drill, store, say
+        self._outlived: list[str] = []
         self.hosts = hosts.of(facts)
         self.notes: list[str] = []
         self.accept_s = 0.0
 
     def prove(self, rung: Rung) -> Proof:
-        """One probe of `rung` on every rank.
+        """One probe of `rung` on every rank; in a drill acted out, where a fault of it strikes.
 
         Raises:
             GroupLost: a worker died or gave no answer.
         """
+        proof = self._prove(rung)
+        if not proof.drill or any(r.outcome is not Outcome.OK for r in proof.results):
+            return proof
+        # Acting proves nothing, and what has passed will be trained on.
+        self.notes.append(f"drill: {rung.name} outlived {proof.drill}, so it was proved for real")
+        self._outlived.append(rung.name)
+        return self._prove(rung)
+
+    def struck(self, rung: Rung) -> tuple[Fault, ...]:
+        """The faults of the drill that strike some rank on `rung`; without any it is proved for real."""
+        # What a drill falls back to is trained on, so gloo is acted out only where the job asked for it.
+        if rung.name in self._outlived or ("nccl" not in rung.backend and rung.price):
+            return ()
+        world = len(self.facts)
+        return tuple(
+            fault
+            for fault in self.drill
+            if ("nccl" in rung.backend or not fault.of_nccl)
+            and any(fault.strikes(f.rank, world, {**f.settings, **rung.env}) for f in self.facts)
+        )
+
+    def _prove(self, rung: Rung) -> Proof:
         found, seen = hosts.address_findings(self.hosts, rung), None
         met: tuple[Meeting, ...] = ()
         if any(f.decides for f in found):
@@ -70,7 +96,12 @@ class Prover:
                     return Proof(results=tuple(map(hosts.met_result, met)), findings=found, matrix=seen)
             self.say(f"{rung.name}: the communicator and its collectives on {len(tasks)} ranks")
             results = self._launch(tasks, found, seen)
-        return Proof(results=hosts.with_network_times(results, met), findings=found, matrix=seen)
+        return Proof(
+            results=hosts.with_network_times(results, met),
+            findings=found,
+            matrix=seen,
+            drill=text_of(self.struck(rung)),
+        )
 
     @contextmanager
     def open_store(self) -> Iterator[tuple[str, str, int]]:
@@ -171,6 +202,8 @@ class Prover:
         """One rank's task; `world` are the ranks that take part, in the order of their ranks there (default: all)."""
         members = list(world) if world is not None else [f.rank for f in self.facts]
         rank = members.index(fact.rank)
+        struck = self.struck(rung)
+        settings = {**fact.settings, **rung.env}
         return RankTask(
             run_id=run_id,
             backend=rung.backend,
@@ -184,6 +217,7 @@ class Prover:
             price=rung.price,
             jit_s=_JIT_S if any(f.jit for f in self.facts) else 0.0,
             accept_s=self.accept_s,
+            drill=tuple(f for f in struck if f.strikes(fact.rank, len(members), settings)) if struck else None,
             env={**_launch_variables(fact, rank, len(members)), **rung.env},
             spec=self.spec,
         )

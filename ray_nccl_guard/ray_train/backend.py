@@ -12,6 +12,7 @@ from ray.train.torch.config import _TorchBackend
 
 from ray_nccl_guard.ladder import Decision
 from ray_nccl_guard.policy import Action
+from ray_nccl_guard.probe.drill import text_of
 from ray_nccl_guard.ray_train import publish
 from ray_nccl_guard.ray_train.errors import GuardRestart, NcclInitRefused, WorkersLost
 from ray_nccl_guard.ray_train.run import GuardedStart
@@ -103,6 +104,7 @@ class GuardedBackend(_TorchBackend):
                 facts=start.facts,
                 attempts=tuple(start.run_state.attempts),
                 guard_error=trace,
+                drill=text_of(start.settings.drill),
             )
             publish.announce(publish.write(report, start.workers))
         except Exception as error:

@@ -11,6 +11,7 @@ from typing import Any
 from ray.train.torch import TorchConfig
 
 from ray_nccl_guard.policy import Policy
+from ray_nccl_guard.probe.drill import text_of
 from ray_nccl_guard.probe.spec import ProbeSpec
 from ray_nccl_guard.ray_train.late_settings import SettingsWatch
 from ray_nccl_guard.ray_train.settings import Mode, settings_from
@@ -37,6 +38,8 @@ class GuardedTorchConfig(TorchConfig):
             split groups from a bound one.
         rules: more rules for naming failures: folders (rule packs) or single `Rule` values. Unset, the folders that
             `RAY_NCCL_GUARD_RULES` names are read. They are loaded here, in the driver, and carried by value.
+        drill: faults to rehearse on a healthy cluster (docs/drills.md), e.g. `"init:hang@rank1"`: the probe acts them out
+            without touching NCCL, and all that follows is real and marked as a drill.
 
     Raises:
         ValueError: an argument is not what it may be, or `RAY_NCCL_GUARD` is none of off, observe, on.
@@ -48,6 +51,7 @@ class GuardedTorchConfig(TorchConfig):
     collectives: str | Iterable[str] | None = field(default=None, kw_only=True)
     eager_init: bool = field(default=True, kw_only=True)
     rules: Sequence[Rule | str | Path] | str | None = field(default=None, kw_only=True)
+    drill: str | Sequence[str] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.probe is not None and not isinstance(self.probe, ProbeSpec):
@@ -66,6 +70,7 @@ class GuardedTorchConfig(TorchConfig):
             eager_init=self.eager_init,
             asked_backend=self.backend,
             rules=self.rules,
+            drill=self.drill,
         )
 
     @property
@@ -90,6 +95,7 @@ class GuardedTorchConfig(TorchConfig):
             "nccl_guard_policy": self.guard.policy.name,
             "nccl_guard_collectives": ",".join(self.guard.collectives),
             "nccl_guard_eager_init": self.eager_init,
+            "nccl_guard_drill": text_of(self.guard.drill),
         }
 
 

@@ -15,6 +15,7 @@ from ray_nccl_guard.report import Report
 log = logging.getLogger("ray.train.nccl_guard")
 
 RUN = "ray_train_run_name"  # the tag of Ray Train's own metrics (ray.train.v2._internal.metrics.base)
+DRILL = "drill"  # `yes` where a failure was only rehearsed: alerts are to fire, and to say so
 BACKEND, ACTION, FALLBACKS = "nccl_guard_backend", "nccl_guard_action", "nccl_guard_fallbacks"
 SECONDS, STAGE_SECONDS = "nccl_guard_seconds", "nccl_guard_stage_seconds"
 
@@ -28,10 +29,10 @@ def _metrics() -> dict[str, Any]:
 
     return {
         BACKEND: Gauge(BACKEND, "1 for the backend that the run trains on, beside the one that was asked for",
-                       (RUN, "wanted", "backend", "relief")),
+                       (RUN, DRILL, "wanted", "backend", "relief")),
         ACTION: Gauge(ACTION, "1 for what the guard decided last, and the failure class that it was about",
-                      (RUN, "action", "failure")),
-        FALLBACKS: Counter(FALLBACKS, "starts that went on below the first rung", (RUN,)),
+                      (RUN, DRILL, "action", "failure")),
+        FALLBACKS: Counter(FALLBACKS, "starts that went on below the first rung", (RUN, DRILL)),
         SECONDS: Gauge(SECONDS, "seconds that the guard added to the last start", (RUN,)),
         STAGE_SECONDS: Gauge(STAGE_SECONDS, "seconds of the slowest rank in each stage of the chosen rung", (RUN, "stage")),
     }  # fmt: skip
@@ -47,15 +48,16 @@ def record(report: Report) -> None:
 
 def _record(report: Report) -> None:
     metrics, run = _metrics(), {RUN: report.run_name}
+    drill = {**run, DRILL: "yes" if report.drill else ""}
     decision = report.decision
     failure = "guard_error" if report.guard_error else report.verdict.failure.value
-    _show(metrics, ACTION, report.run_name, {**run, "action": decision.action.value, "failure": failure})
+    _show(metrics, ACTION, report.run_name, {**drill, "action": decision.action.value, "failure": failure})
     trains = decision.action in (Action.PROCEED, Action.FALL_BACK)
-    backend = {**run, "wanted": report.backend_wanted, "backend": decision.backend or "none",
+    backend = {**drill, "wanted": report.backend_wanted, "backend": decision.backend or "none",
                "relief": " ".join(f"{k}={v}" for k, v in decision.relief.items())}  # fmt: skip
     _show(metrics, BACKEND, report.run_name, backend if trains else {})
     if decision.action is Action.FALL_BACK:
-        metrics[FALLBACKS].inc(1, tags=run)
+        metrics[FALLBACKS].inc(1, tags=drill)
     metrics[SECONDS].set(report.timings_s.get("guard", 0.0), tags=run)
     for stage, seconds in report.stage_s.items():
         metrics[STAGE_SECONDS].set(seconds, tags={**run, "stage": stage})

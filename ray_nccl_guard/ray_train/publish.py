@@ -86,4 +86,5 @@ def _fields(report: Report) -> dict[str, Any]:
         "nccl_guard_wanted": report.backend_wanted,
         "nccl_guard_culprit_ranks": list(report.verdict.culprit_ranks),
         "nccl_guard_report": report.path,
+        "nccl_guard_drill": report.drill,
     }

@@ -15,6 +15,7 @@ from ray_nccl_guard.evidence import Origin
 from ray_nccl_guard.guard import GroupLost, Preflight
 from ray_nccl_guard.ladder import Decision, Ladder, Rung, Wanted, has_legacy
 from ray_nccl_guard.policy import Action, Policy
+from ray_nccl_guard.probe.drill import text_of
 from ray_nccl_guard.probe.spec import Outcome, ProbeSpec
 from ray_nccl_guard.prove.prover import Prover
 from ray_nccl_guard.prove.worlds import Worlds
@@ -118,6 +119,7 @@ class GuardedStart:
             rules=self.settings.rules,
             attempts=state.attempts,
             group_attempt=state.starts,
+            drill=text_of(self.settings.drill),
         )
 
     def _wanted(self) -> Wanted:
@@ -136,11 +138,12 @@ class GuardedStart:
 
     def _decide(self, preflight: Preflight) -> Report:
         state = self.run_state
-        if self.settings.probe is None:
+        settings = self.settings
+        if settings.probe is None:
             return preflight.report(preflight.ladder.after_pass())
-        if state.decision is not None and state.ended_well and state.decision.backend is not None:
+        if state.decision is not None and state.ended_well and state.decision.backend is not None and not settings.drill:
             return preflight.report(replace(state.decision, because="the check of the same workers' nodes was reused"))
-        prover = Prover(self.workers, self.facts, self.settings.collectives, self.settings.probe)
+        prover = Prover(self.workers, self.facts, settings.collectives, settings.probe, drill=settings.drill)
         try:
             return preflight.run(prover.prove, partial(Worlds, prover))
         except GroupLost as lost:
@@ -157,10 +160,11 @@ class GuardedStart:
     def _finish(self, report: Report) -> Report:
         report = report.with_changes(
             notes=(*self.run_state.notes, *(note for fact in self.facts for note in fact.notes)),
+            drill=text_of(self.settings.drill),
             timings_s={**report.timings_s, "guard": time.monotonic() - self.started_s},
         )
         self.run_state.decision = report.decision
-        if report.verdict.failure is not FailureClass.OK:
+        if report.verdict.failure is not FailureClass.OK and not report.drill:
             report = report.with_changes(notes=(*report.notes, *earlier.since_last_good(report, self.workers)))
         return publish.write(report, self.workers)
 

@@ -11,6 +11,7 @@ from ray_nccl_guard import carried_rules
 from ray_nccl_guard.errors import UsageError
 from ray_nccl_guard.policy import Policy
 from ray_nccl_guard.policy_file import resolve as policy_from
+from ray_nccl_guard.probe.drill import Fault, parse
 from ray_nccl_guard.probe.operations import expand
 from ray_nccl_guard.probe.spec import ProbeSpec
 from ray_nccl_guard.rulebook import Rule, load_rules, packs_from_env
@@ -67,6 +68,7 @@ class GuardSettings:
     asked_backend: str | None
     mode: Mode
     rules: tuple[Rule, ...] | None = None
+    drill: tuple[Fault, ...] = ()
 
 
 _DEFAULT_PROBE = ProbeSpec()
@@ -81,6 +83,7 @@ def settings_from(
     eager_init: bool = True,
     asked_backend: str | None = None,
     rules: str | Path | Iterable[Rule | str | Path] | None = None,
+    drill: str | Iterable[str] | None = None,
 ) -> GuardSettings:
     """The settings of one trainer: what the code says, and for what it leaves unsaid what the environment says.
 
@@ -90,6 +93,8 @@ def settings_from(
     """
     if probe == _DEFAULT_PROBE:  # the code did not say
         probe = replace(probe, comm_init_s=_deadline_s(environ) or probe.comm_init_s)
+    if drill and probe is None:
+        raise ValueError("a drill is acted out in the probe, and probe=None leaves it out")
     if collectives is None:
         collectives = [name for name in environ.get(COLLECTIVES_VARIABLE, "").replace(",", " ").split() if name] or None
     return GuardSettings(
@@ -100,6 +105,7 @@ def settings_from(
         asked_backend=asked_backend,
         mode=mode_from(environ),
         rules=rules_from(rules, environ),
+        drill=parse(drill) if drill else (),
     )
 
 

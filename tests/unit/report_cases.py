@@ -150,6 +150,23 @@ def lost() -> Report:
         return flight.report(Decision(action=Action.RETRY, backend=flight.ladder.rung.backend, because=why))
 
 
+def drilled() -> Report:
+    """A rehearsal: nccl is acted out with rank 3 meeting CUDA 700, gloo is proved."""
+    ranks = facts(4)
+    flight = preflight(ranks)
+    flight.drill = "allreduce:cuda700@rank3"
+
+    def prove(rung: Rung) -> Proof:
+        if rung.backend == "gloo":
+            return Proof(results=tuple(passed(r.rank, GLOO_S) for r in ranks))
+        results = [ended(r.rank, Outcome.WAITING, Step.COLLECTIVE, detail="all_reduce 4 B") for r in ranks]
+        said = "Drilled: CUDA error: an illegal memory access was encountered (drill)"
+        results[3] = ended(3, Outcome.FAILED, Step.COLLECTIVE, said, detail="all_reduce 4 B")
+        return Proof(results=tuple(results), drill=flight.drill)
+
+    return flight.run(prove)
+
+
 def own_failure() -> Report:
     decision = Decision(action=Action.PROCEED, backend="nccl", because="the guard failed, and training goes on without it")
     trace = 'Traceback (most recent call last):\n  File "guard.py", line 1, in run\nKeyError: 3\n'
@@ -163,5 +180,6 @@ CASES: dict[str, Callable[[], Report]] = {
     "refused": refused,
     "lost": lost,
     "guard_error": own_failure,
+    "drill": drilled,
     "fell_back_64": lambda: fell_back(64, culprit=21),
 }

@@ -13,7 +13,15 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[2] / "ray_nccl_guard"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-TORCH_MAY = {"probe/child.py", "probe/collectives.py", "probe/store.py", "probe/serve.py", "probe/local.py", "eager.py"}
+TORCH_MAY = {
+    "probe/act.py",
+    "probe/child.py",
+    "probe/collectives.py",
+    "probe/store.py",
+    "probe/serve.py",
+    "probe/local.py",
+    "eager.py",
+}
 TORCH_MAY |= {"cli/probe_session.py"}  # inside functions: it forks the ranks
 # What the guard's own path must never pay for: tables, templates and plots belong to the command line and the benchmarks.
 HEAVY = {"rich", "jinja2", "matplotlib", "yaml", "numpy", "pandas"}
