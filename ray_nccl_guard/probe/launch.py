@@ -199,7 +199,7 @@ class _Watch:
         now_s = time.monotonic()
         quiet_s, state, stuck = 0.0, "", False
         # A look through all of /proc: 10 ms and more, which a backend without such files need not pay.
-        shares = "nccl" in self.task.backend
+        shares = "nccl" in self.task.backend and self.task.drill is None
         shared = process.shared_memory_of(child.pid) if shares else set()
         step = self.record.step
         if outcome is None:

@@ -95,13 +95,13 @@ class Prover:
                 if any(f.decides for f in found):
                     return Proof(results=tuple(map(hosts.met_result, met)), findings=found, matrix=seen)
             self.say(f"{rung.name}: the communicator and its collectives on {len(tasks)} ranks")
-            results = self._launch(tasks, found, seen)
-        return Proof(
-            results=hosts.with_network_times(results, met),
-            findings=found,
-            matrix=seen,
-            drill=text_of(self.struck(rung)),
-        )
+            drill = text_of(self.struck(rung))
+            try:
+                results = self._launch(tasks, found, seen)
+            except GroupLost as lost:
+                lost.proof = replace(lost.proof, drill=drill)
+                raise
+        return Proof(results=hosts.with_network_times(results, met), findings=found, matrix=seen, drill=drill)
 
     @contextmanager
     def open_store(self) -> Iterator[tuple[str, str, int]]:
