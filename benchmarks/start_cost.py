@@ -267,13 +267,13 @@ def main() -> None:
                 rows += more
                 found.append(sentence)
             if given.faults:
-                more, sentence = replaced(min(given.rounds, 5))
+                more, sentence = replaced(min(given.rounds, 3))
                 rows += more
                 found.append(sentence)
         finally:
             ray.shutdown()
         if given.faults:
-            rows += verdicts(min(given.rounds, 5))
+            rows += verdicts(min(given.rounds, 3))
     harness.show(given, top, rows, found=found)
 
 
