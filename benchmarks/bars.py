@@ -37,6 +37,7 @@ def draw(path: Path, top: Mapping[str, Any], rows: Sequence[Row], value: str = "
         labels = [" ".join(str(v) for k, v in row.items() if k in ("case", "ranks") or k == _first(part)) for row in part]
         axes.barh(range(len(part)), bars, xerr=[row.get("spread", 0) / 2 for row in part])
         axes.set_yticks(range(len(part)), labels, fontsize=7)
+        axes.margins(y=0.02)
         axes.invert_yaxis()
         if max(bars) > 50 * min(bars) > 0:
             axes.set_xscale("log")
