@@ -8,7 +8,9 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from ray_nccl_guard.classes import CLASSES, FailureClass
+from ray_nccl_guard.diagnosis import experiments
 from ray_nccl_guard.errors import UsageError
+from ray_nccl_guard.policy import Policy
 from ray_nccl_guard.rulebook import Rule, RuleRole, load_rules, packs_from_env
 
 WIDTH = 100
@@ -53,12 +55,13 @@ def as_json(name: str, rules: Sequence[Rule]) -> dict[str, object]:
         return {
             "rule": found.id, "failure": found.failure.value, "role": found.role.value, "summary": found.summary,
             "patterns": [p.text for p in found.patterns], "caution": found.caution, "relief": dict(found.relief),
-            "help": list(found.help), "references": list(found.references), "log": found.log,
+            "help": list(found.help), "references": list(found.references), "log": found.log, "speaks_for": found.speaks_for,
         }  # fmt: skip
     facts = CLASSES[found]
     return {
         "failure": found.value, "summary": facts.summary, "scope": facts.scope.value, "gloo_can_help": facts.gloo_can_help,
-        "gloo_why": facts.gloo_why, "remedy": facts.remedy, "rules": [r.id for r in rules if r.failure is found],
+        "gloo_why": facts.gloo_why, "remedy": facts.remedy, "next": experiments.decides(found),
+        "default_action": Policy().action_for(found).value, "rules": [r.id for r in rules if r.failure is found],
     }  # fmt: skip
 
 
@@ -94,6 +97,11 @@ def _class_text(failure: FailureClass, rules: Sequence[Rule]) -> Iterator[str]:
     yield from _row("scope", facts.scope.value)
     yield from _row("gloo helps", f"{_GLOO[facts.gloo_can_help]}: {facts.gloo_why}")
     yield from _row("remedy", facts.remedy)
+    if failure is not FailureClass.OK:
+        yield from _row("to be sure", experiments.decides(failure))
+        yield from _row("the guard", f"{Policy().action_for(failure).value} by default (docs/policy.md)")
+    settings = dict.fromkeys(f"{k}={v}" for r in rules if r.failure is failure for k, v in r.relief.items())
+    yield from _row("sidestep", ", or ".join(settings))
     for rule in rules:
         if rule.failure is failure and rule.role is not RuleRole.BOILERPLATE:
             yield from _row("signature", f"{rule.id} ({rule.role.value}): {rule.summary}")
@@ -101,7 +109,12 @@ def _class_text(failure: FailureClass, rules: Sequence[Rule]) -> Iterator[str]:
 
 def _rule_text(rule: Rule) -> Iterator[str]:
     yield f"{rule.id}: {rule.summary}"
-    yield from _row("class", f"{rule.failure.value} ({rule.role.value}, {rule.certainty.value} at most)")
+    if rule.speaks_for:
+        yield from _row("class", f"none: it speaks for the {rule.speaks_for}, as one thing that people write beside a log")
+    elif rule.role is RuleRole.BOILERPLATE:
+        yield from _row("class", "none: the line is known to carry no diagnosis")
+    else:
+        yield from _row("class", f"{rule.failure.value} ({rule.role.value}, {rule.certainty.value} at most)")
     for label, texts in (("caution", [rule.caution] if rule.caution else []), ("help", rule.help), ("see", rule.references)):
         for text in texts:
             yield from _row(label, text)
@@ -125,6 +138,8 @@ def markdown(rules: Sequence[Rule]) -> Iterator[str]:
     for failure, facts in CLASSES.items():
         yield from ["", f"## {failure.value}", "", f"{facts.summary[0].upper()}{facts.summary[1:]}.", ""]
         yield f"Scope: {facts.scope.value}. Gloo helps: {_GLOO[facts.gloo_can_help]} ({facts.gloo_why}). First remedy: {facts.remedy}."
+        if failure is not FailureClass.OK:
+            yield f"To be sure: `{experiments.decides(failure)}`. By default the guard does: `{Policy().action_for(failure).value}`."
         mine = [rule for rule in rules if rule.failure is failure and rule.role is not RuleRole.BOILERPLATE]
         if mine:
             yield from ["", "| signature | role | what it says | sidestep |", "| --- | --- | --- | --- |"]
@@ -132,6 +147,9 @@ def markdown(rules: Sequence[Rule]) -> Iterator[str]:
             relief = " ".join(f"`{name}={value}`" for name, value in rule.relief.items())
             yield f"| {rule.id} | {rule.role.value} | {rule.summary}{'; ' + rule.caution if rule.caution else ''} | {relief} |"
     yield from ["", "## Lines that carry no diagnosis", ""]
-    for rule in rules:
-        if rule.role is RuleRole.BOILERPLATE:
-            yield f"- {rule.id}: {rule.summary}"
+    idle = [rule for rule in rules if rule.role is RuleRole.BOILERPLATE]
+    yield from (f"- {rule.id}: {rule.summary}" for rule in idle if not rule.speaks_for)
+    yield from ["", "## Remarks beside a log", ""]
+    yield "They name no class. They say on which side to look first, and stand under `signals`."
+    yield ""
+    yield from (f"- {rule.id}: {rule.summary}; that speaks for the {rule.speaks_for}" for rule in idle if rule.speaks_for)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ray_nccl_guard.classes import FailureClass
 from ray_nccl_guard.diagnosis.weigh import Reason, Sighting
+from ray_nccl_guard.rulebook import Blames
 
 # The first collectives of a group also make its connections, so a timeout there speaks of set-up rather than of diverging
 # code (in the public reports SeqNum 1 and 2 stand for init and transport faults).
@@ -67,6 +68,18 @@ def compare(sightings: Sequence[Sighting]) -> list[Reason]:
             summary="the very first collective never finished",
         ))  # fmt: skip
     return reasons
+
+
+def ended_by_itself(sightings: Sequence[Sighting]) -> list[Reason]:
+    """Ranks that an error of the program ended while others waited: who timed out is not who failed."""
+    waiting = {rank_of(s) for s in sightings if s.failure is FailureClass.COLLECTIVE_TIMEOUT_DESYNC}
+    own = {rank_of(s) for s in sightings if s.failure is FailureClass.USER_CODE_NOT_INFRA and s.rule.blames is Blames.SELF}
+    culprits = tuple(sorted(rank for rank in own - waiting if rank is not None))
+    if not culprits or waiting <= {None} or own & waiting:
+        return []
+    which = f"rank{'s' * (len(culprits) > 1)} {', '.join(map(str, culprits[:8]))}"
+    text = f"{which} raised an error of the program's own while the others waited in a collective"
+    return [Reason(failure=FailureClass.USER_CODE_NOT_INFRA, weight=0.66, summary=text, strength=1, culprits=culprits)]
 
 
 def _generations(sightings: Sequence[Sighting]) -> list[Reason]:

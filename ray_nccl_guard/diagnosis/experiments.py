@@ -53,6 +53,11 @@ _BETWEEN = {
 }  # fmt: skip
 
 
+def decides(failure: FailureClass) -> str:
+    """The command that tells whether it is this class."""
+    return _BY_CLASS.get(failure, WITHOUT_A_CLUE)
+
+
 def next_experiment(evidence: Evidence, cases: Sequence[Weighed]) -> str:
     """One command; a rule's own suggestion wins, as it knows its signature best."""
     rule = cases[0].rule
@@ -62,7 +67,7 @@ def next_experiment(evidence: Evidence, cases: Sequence[Weighed]) -> str:
         between = _BETWEEN.get(frozenset({cases[0].failure, cases[1].failure}))
         if between and cases[1].score > cases[0].score - 0.3:
             return between
-    command = _BY_CLASS.get(cases[0].failure, WITHOUT_A_CLUE)
+    command = decides(cases[0].failure)
     if evidence.origin is not Origin.LOG and command.split("   ")[0] == "ray-nccl-guard probe":
         return WITHOUT_A_CLUE  # the probe has just run
     return command

@@ -53,6 +53,8 @@ def diagnose(evidence: Evidence, rules: Sequence[Rule] | None = None) -> Diagnos
     sightings = active(_sightings(evidence, scanner_for(rules)))
     reasons = [*collectives.compare(sightings), *outcomes.read_outcomes(evidence, sightings)]
     closed = () if evidence.origin is Origin.LOG else tuple(NOT_FROM_OUR_PROGRAM)
+    if not closed:
+        reasons += collectives.ended_by_itself(sightings)
     if closed:
         sightings = [_our_program(s) for s in sightings]
         reasons = [replace(r, failure=NOT_FROM_OUR_PROGRAM.get(r.failure, r.failure)) for r in reasons]

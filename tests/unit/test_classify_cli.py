@@ -118,6 +118,13 @@ def test_every_class_and_rule_can_be_looked_up(name: str, capsys):
     assert name in json.loads(out).values()
 
 
+@pytest.mark.parametrize("failure", [failure for failure in FailureClass if failure is not FailureClass.OK])
+def test_a_class_is_explained_with_the_command_that_decides_and_what_the_guard_does(failure: FailureClass, capsys):
+    _, out, _ = call(capsys, "explain", failure.value)
+    for part in ("scope", "gloo helps", "remedy", "to be sure", "the guard"):
+        assert f"\n  {part}" in out
+
+
 def test_a_misspelt_name_exits_2_and_offers_the_nearest(capsys):
     code, _, err = call(capsys, "explain", "shm_to_small")
     assert code == 2

@@ -223,7 +223,7 @@ def test_a_more_specific_signature_voids_the_general_one():
 def test_a_signature_that_needs_another_is_void_without_it():
     ordinary = "[rank3]: KeyError: 'loss'"
     assert named("", "", "", ordinary).failure is F.UNKNOWN
-    assert named(timeout(0, seq=40), "", "", ordinary).candidates[1].failure is F.USER_CODE_NOT_INFRA
+    assert named(timeout(0, seq=40), "", "", ordinary).failure is F.USER_CODE_NOT_INFRA
 
 
 def test_the_hosts_of_the_culprits_stand_in_the_json_and_follow_a_change_of_the_ranks():

@@ -197,3 +197,19 @@ def test_a_process_that_torchrun_killed_after_another_had_failed_is_no_oom_kill(
     assert named(f"{killed}\n  exitcode  : 1 (pid: 14692)").failure is F.UNKNOWN
     assert named(killed).failure is F.HOST_OOM_KILLED
     assert named(killed).certainty is Certainty.OPEN
+
+
+def test_the_rank_that_the_programs_own_error_ended_is_the_culprit_and_not_those_that_waited_for_it():
+    verdict = named(timeout(0), timeout(1), "Traceback (most recent call last):\nKeyError: 'pixel_values'", timeout(3))
+    assert (verdict.failure, verdict.culprit_ranks) == (F.USER_CODE_NOT_INFRA, (2,))
+    assert verdict.gloo_can_help is False
+
+
+def test_an_error_on_a_rank_that_had_waited_itself_explains_nothing():
+    verdict = named(timeout(0), timeout(1), f"{timeout(2)}\nKeyError: 'pixel_values'")
+    assert verdict.failure is F.COLLECTIVE_TIMEOUT_DESYNC
+
+
+def test_a_real_cause_beats_the_programs_own_error():
+    oom = "[ 812.1] Out of memory: Killed process 4242 (python) total-vm:900kB"
+    assert named(timeout(0), "KeyError: 'x'", oom).failure is F.HOST_OOM_KILLED
