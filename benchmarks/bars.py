@@ -10,16 +10,24 @@ from typing import Any
 Row = Mapping[str, Any]
 
 
-def draw(path: Path, top: Mapping[str, Any], rows: Sequence[Row], value: str = "median") -> None:
-    """A panel of bars for each table and unit; a logarithmic axis where the longest bar would hide the others."""
+def pyplot_for(path: Path) -> Any:
+    """matplotlib's pyplot for drawing into files; None, and a note about `path`, where it is not installed."""
     try:
         import matplotlib
     except ImportError:
         print(f"note: {path} was not drawn: matplotlib is not installed", file=sys.stderr)
-        return
+        return None
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    return pyplot
+
+
+def draw(path: Path, top: Mapping[str, Any], rows: Sequence[Row], value: str = "median") -> None:
+    """A panel of bars for each table and unit; a logarithmic axis where the longest bar would hide the others."""
+    pyplot = pyplot_for(path)
+    if pyplot is None:
+        return
     panels: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         if isinstance(row.get(value), (int, float)):

@@ -1,6 +1,7 @@
 """What the guard adds to a healthy start, and how soon it speaks when something is broken: gloo, CPU workers, a local Ray.
 
     python benchmarks/start_cost.py [--workers 2 4] [--rounds 7] [--faults] [--json]
+    python benchmarks/start_cost.py --device cuda --workers 1                     # NCCL, a GPU for each worker
 
 Plain `TorchConfig` and `GuardedTorchConfig` start in turn, each in a fit() of its own, so that first imports are paid as a
 user pays them. `on_start` is timed in the controller. Memory is what a worker holds privately when `train_func` begins, and
@@ -79,12 +80,13 @@ def private_mib(pid: int | str) -> float:
 
 
 def train_func(config: dict[str, Any]) -> None:
+    import ray.train.torch
     import torch
     import torch.distributed as dist
 
     began_s = time.monotonic()
     # As the first step of any training does: a collective. Only then do both arms hold the same library pages.
-    dist.all_reduce(torch.ones(1))
+    dist.all_reduce(torch.ones(1).to(ray.train.torch.get_device()))
     time.sleep(0.2)
     _note("worker", {"private_mib": private_mib("self"), "began_s": began_s})
 
@@ -140,7 +142,7 @@ def one_fit(config: TorchConfig, workers: int, name: str, loop: dict[str, Any] |
             train_func,
             train_loop_config=loop or {},
             torch_config=config,
-            scaling_config=ScalingConfig(num_workers=workers),
+            scaling_config=ScalingConfig(num_workers=workers, use_gpu=config.backend == "nccl"),
             run_config=RunConfig(name=name, storage_path=folder, worker_runtime_env={"env_vars": {NOTES: str(notes)}}),
         ).fit()
         seconds = time.monotonic() - started_s
@@ -161,12 +163,12 @@ def one_fit(config: TorchConfig, workers: int, name: str, loop: dict[str, Any] |
         }
 
 
-def healthy(workers: int, rounds: int) -> tuple[list[dict[str, Any]], str]:
+def healthy(workers: int, rounds: int, backend: str) -> tuple[list[dict[str, Any]], str]:
     """Rows and a sentence for one number of workers: plain and guarded in turn."""
     taken: dict[str, list[dict[str, float]]] = {"plain": [], "guarded": []}
 
     def run(arm: str) -> float:
-        config = PlainConfig(backend="gloo") if arm == "plain" else GuardedConfig(backend="gloo")
+        config = PlainConfig(backend=backend) if arm == "plain" else GuardedConfig(backend=backend)
         taken[arm].append(one_fit(config, workers, f"{arm}-{workers}-{len(taken[arm])}"))
         return taken[arm][-1]["on_start_s"]
 
@@ -252,18 +254,22 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--faults", action="store_true", help="also measure fault to verdict")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cuda: NCCL, each worker on its GPU")
     given = parser.parse_args()
-    top = harness.head("What the guard adds to a healthy start, and how soon it speaks")
+    backend = "nccl" if given.device == "cuda" else "gloo"
+    top = harness.head(f"What the guard adds to a healthy start on {backend}, and how soon it speaks")
     rows: list[dict[str, Any]] = []
     found = []
     with tempfile.TemporaryDirectory() as notes:
         os.environ[NOTES] = notes
-        os.environ["PYTHONPATH"] = str(ROOT)
+        os.environ["PYTHONPATH"] = ":".join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         os.environ.setdefault("RAY_AUTH_MODE", "disabled")
         ray.init(num_cpus=max(given.workers), include_dashboard=False, log_to_driver=False)
         try:
+            if given.device == "cuda" and ray.cluster_resources().get("GPU", 0) < max(given.workers):
+                parser.error(f"--device cuda: there are no {max(given.workers)} GPUs here")  # Ray would wait for ever
             for workers in given.workers:
-                more, sentence = healthy(workers, given.rounds)
+                more, sentence = healthy(workers, given.rounds, backend)
                 rows += more
                 found.append(sentence)
             if given.faults:
