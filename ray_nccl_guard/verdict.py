@@ -18,6 +18,8 @@ from ray_nccl_guard.rulebook import Certainty, Rule, RuleRole
 __all__ = ["Candidate", "Certainty", "Quote", "Role", "Verdict", "classify"]
 
 MAX_CANDIDATES = 3
+# Gloo avoids NCCL's kernels, not the program's own, and a log does not say whose kernel it was. The probe runs no other.
+NOT_TOLD_BY_LOGS = (FailureClass.ILLEGAL_MEMORY_ACCESS,)
 # A report quotes a dozen lines and not a page; longer lines are cut where no terminal would show them either.
 MAX_QUOTES, MAX_QUOTE = 12, 500
 
@@ -145,7 +147,7 @@ def _named(evidence: Evidence, diagnosis: Diagnosis) -> Verdict:
     top, certainty = diagnosis.cases[0], certainty_of(diagnosis.cases)
     rule, reason = top.rule, top.reason
     gloo = rule.gloo if rule is not None and rule.gloo is not None else CLASSES[top.failure].gloo_can_help
-    if gloo and certainty is Certainty.OPEN and evidence.origin is Origin.LOG:
+    if gloo and evidence.origin is Origin.LOG and (certainty is Certainty.OPEN or top.failure in NOT_TOLD_BY_LOGS):
         gloo = None  # an open class is a guess, and so would be what helps
     summary = (reason.summary if reason else rule.summary if rule else "") or CLASSES[top.failure].summary
     return Verdict(

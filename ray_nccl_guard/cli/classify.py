@@ -107,7 +107,12 @@ def _gloo(verdict: Verdict) -> str:
     """Whether gloo would help here, and why; where the class itself is a guess, so is this."""
     facts = CLASSES[verdict.failure]
     if verdict.gloo_can_help is None and facts.gloo_can_help is not None:
-        return f"not known, as the class is open; if it is this one: {facts.gloo_why}"
+        doubt = (
+            "(the class is open); if it is this one"
+            if verdict.certainty is Certainty.OPEN
+            else "from a log; if the fault is NCCL's"
+        )
+        return f"not known {doubt}: {facts.gloo_why}"
     helps = {True: "yes", False: "no", None: "depends"}[verdict.gloo_can_help]
     return f"{helps}: {facts.gloo_why}"
 

@@ -213,3 +213,24 @@ def test_an_error_on_a_rank_that_had_waited_itself_explains_nothing():
 def test_a_real_cause_beats_the_programs_own_error():
     oom = "[ 812.1] Out of memory: Killed process 4242 (python) total-vm:900kB"
     assert named(timeout(0), "KeyError: 'x'", oom).failure is F.HOST_OOM_KILLED
+
+
+@pytest.mark.parametrize("line", [
+    "RuntimeError: DataLoader worker (pid 220) is killed by signal: Bus error. It is possible that dataloader's workers are out "
+    "of shared memory. Please try to raise your shared memory limit.",
+    "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).",
+    "RuntimeError: unable to write to file </torch_91_33_0>: No space left on device (28)",
+])  # fmt: skip
+def test_the_data_loaders_shared_memory_is_not_nccls_but_speaks_for_it_once_nccl_failed(line: str):
+    assert named(line).failure is F.UNKNOWN
+    beside = named(
+        f"{line}\nncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error."
+    )
+    assert (beside.failure, beside.certainty, beside.gloo_can_help) == (F.SHM_TOO_SMALL, Certainty.OPEN, None)
+
+
+def test_a_log_does_not_tell_whose_kernel_faulted_and_the_probe_runs_only_its_own():
+    text = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
+    assert named(text).failure is F.ILLEGAL_MEMORY_ACCESS
+    assert named(text).gloo_can_help is None
+    assert classify(logs(text, origin=Origin.PROBE)).gloo_can_help is True
