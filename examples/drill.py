@@ -9,6 +9,7 @@ Needs no GPU. NCCL is not touched; the message, the report, the metrics and the 
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 
 import ray
@@ -41,7 +42,9 @@ def main() -> None:
     parser.add_argument("--storage", default=None, help="where the run is kept (default: a new temporary folder)")
     args = parser.parse_args()
 
-    ray.init(include_dashboard=False)
+    # A running cluster has its own size; one made here gets room for the workers whatever this machine has.
+    room = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": max(4, args.workers)}
+    ray.init(include_dashboard=False, **room)
     use_gpu = ray.cluster_resources().get("GPU", 0) >= args.workers
     trainer = TorchTrainer(
         train_func,

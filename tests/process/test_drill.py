@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +13,7 @@ from ray_nccl_guard.evidence import align
 from ray_nccl_guard.probe.drill import parse
 from ray_nccl_guard.probe.spec import Outcome, ProbeSpec, Step
 from ray_nccl_guard.verdict import classify
+from tests.fakegpu.matrix import CASES
 from tests.process.ranks import run_ranks
 from tests.process.test_probe_verb import run
 
@@ -19,12 +22,39 @@ SPEC = ProbeSpec(store_s=2, comm_init_s=3, comm_init_per_rank_s=0, collective_s=
 F = FailureClass
 
 
-def acted(fault: str, world_size: int = 3, **changes):
+def acted(fault: str, world_size: int = 3, spec: ProbeSpec = SPEC, environ: Mapping[str, str] | None = None):
     faults = parse(fault)
     return run_ranks(
-        world_size, backend="nccl", spec=SPEC, collectives=("broadcast", "all_gather"), **changes,
-        drill=lambda rank: tuple(f for f in faults if f.strikes(rank, world_size, {})),
+        world_size, backend="nccl", spec=spec, collectives=("broadcast", "all_gather"),
+        drill=lambda rank: tuple(f for f in faults if f.strikes(rank, world_size, environ or {})),
     )  # fmt: skip
+
+
+def understood(fault: str) -> bool:
+    try:
+        return bool(parse(fault))
+    except ValueError:
+        return False
+
+
+SAME = [case for case in CASES if understood(case.fault)]
+
+
+def test_a_drill_can_play_most_of_what_the_fake_nccl_can():
+    assert len(SAME) > len([case for case in CASES if case.fault]) / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SAME, ids=lambda case: case.name)
+def test_a_fault_of_the_fake_gpus_is_named_in_a_drill_as_it_is_named_there(case):
+    spec = replace(SPEC, **{"comm_init_per_rank_s": 0, **case.spec})
+    results = acted(case.fault, case.ranks, spec, case.env)
+    verdict = classify(align(results, world_size=case.ranks, backend="nccl"))
+    expected = [case.expected(backend) for backend in ("nccl", "nccl-legacy")]
+    assert verdict.failure.value in [e["failure"] for e in expected], [(r.outcome, r.error) for r in results]
+    assert (verdict.step.value if verdict.step else None) in [e["step"] for e in expected]
+    # Where all fail alike, only small worlds can tell who it is.
+    assert verdict.culprit_ranks in (case.culprits, ())
 
 
 @pytest.mark.parametrize(
