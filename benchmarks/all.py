@@ -50,7 +50,7 @@ BENCHMARKS = (
     Benchmark("publish", "what publishing a report costs", "publish.py", 60),
     Benchmark("start_cost", "what the guard adds to a healthy start; fresh workers", "start_cost.py --rounds 5 --faults", 600),
     Benchmark("time_to_verdict", "seconds from a fault to its sentence, and without the guard", "time_to_verdict.py --quick", 360),
-    Benchmark("syncbn_cpu", "what SyncBatchNorm on gloo costs a step (CPU)", "syncbn.py --device cpu", 360),
+    Benchmark("syncbn_cpu", "what SyncBatchNorm on gloo costs a step (CPU)", "syncbn.py --device cpu --largest 16M --minutes 2", 360),
 )  # fmt: skip
 
 
