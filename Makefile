@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export RAY_AUTH_MODE ?= disabled
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: quickstart bench test test-unit test-process test-fakegpu test-ray test-net test-long check clean
+.PHONY: quickstart bench test test-unit test-process test-fakegpu test-ray test-net test-long check release-check clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/python examples/quickstart.py
@@ -23,8 +23,13 @@ test-long: $(VENV)/.installed-test
 
 check: $(VENV)/.installed-test
 	$(BIN)/ruff check .
-	$(BIN)/ruff format --check ray_nccl_guard tests benchmarks examples
+	$(BIN)/ruff format --check ray_nccl_guard tests benchmarks examples .ci
 	$(BIN)/mypy ray_nccl_guard tests/typing/api.py
+	$(BIN)/codespell ray_nccl_guard tests benchmarks examples docs .ci *.md
+
+# Builds sdist and wheel, and runs the quickstart from the wheel in a clean environment outside the checkout.
+release-check: $(VENV)/.installed-test
+	$(BIN)/python .ci/release_check.py $(RELEASE_ARGS)
 
 # All results under benchmarks/results/ anew: 25 minutes on two cores that do nothing else. Root adds the network lab.
 bench: $(VENV)/.installed-bench

@@ -27,9 +27,8 @@ def test_a_verb_that_does_not_exist_is_answered_with_the_nearest(capsys):
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_flag_that_does_not_exist_shows_the_usage_of_its_verb(verb, capsys):
-    arguments = {"classify": ["x.log"], "explain": ["ok"], "report": ["report.json"]}.get(verb, [])
-    if verb == "run":
-        arguments = ["train.py"]
+    required = {"classify": ["x.log"], "drill": ["--fault", "init:hang"], "report": ["report.json"], "run": ["train.py"]}
+    arguments = required.get(verb, [])
     code, _, err = call(capsys, verb, "--no-such-flag", *arguments)
     assert code == 2 and f"usage: ray-nccl-guard {verb}" in err and "--no-such-flag" in err
 
