@@ -136,6 +136,16 @@ FAULTS = (
         expected=((Kind.PAIR, H2, "(SYN_TIMEOUT / EACCES); h2 itself has no way to h1"),),
     ),
     Fault(
+        name="no route at all", make=lambda lab: lab.no_route_at_all(2),
+        expected=((Kind.HOST_BOTH, H2, "(in SYN_TIMEOUT x3; out ENETUNREACH x3)"),),
+    ),
+    Fault(name="ipv6 only", make=lambda lab: lab.only_ipv6(), decides=False),
+    Fault(name="ipv6 only, for nccl", make=lambda lab: lab.only_ipv6(), backend="nccl", decides=False),
+    Fault(
+        name="ipv6 only, and a host's packets are dropped", make=_both(lambda lab: lab.only_ipv6(), lambda lab: lab.close_ports(2)),
+        expected=((Kind.HOST_INBOUND, H2, "inbound blocked from every peer (SYN_TIMEOUT x3), outbound works"),),
+    ),
+    Fault(
         name="cable out", make=lambda lab: lab.unplug(2),
         expected=(
             (Kind.ADDRESS, H2, "h2: gloo would take 10.77.0.3 on eth0 (the host's own name resolves to it), which is down"),

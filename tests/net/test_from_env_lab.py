@@ -49,6 +49,14 @@ def test_two_hosts_prove_gloo_over_their_network():
     assert report["timings_s"]["peers"] < 5
 
 
+def test_hosts_that_have_only_ipv6_prove_gloo():
+    with Lab(2) as lab:
+        lab.only_ipv6()
+        codes, report, said = probe(lab)
+    assert codes == [0, 0], said
+    assert [r["address"] for r in report["ranks"]] == ["fd77::1", "fd77::2"]
+
+
 @pytest.mark.parametrize(
     "make, culprits, says",
     [
@@ -75,10 +83,17 @@ def test_a_firewall_that_gloo_never_meets_refuses_nobody():
     assert report["verdict"]["failure"] == "ok"
 
 
-def test_a_host_that_cannot_reach_the_store_says_so_itself_and_is_missing_to_the_others():
+@pytest.mark.parametrize(
+    "make, why",
+    [
+        pytest.param(lambda lab: lab.drop_pair(0, 2), "no answer from 10.77.0.1", id="dropped"),
+        pytest.param(lambda lab: lab.no_route_at_all(2), "cannot be reached: Network is unreachable", id="no route at all"),
+    ],
+)
+def test_a_host_that_cannot_reach_the_store_says_so_itself_and_is_missing_to_the_others(make, why):
     with Lab(3) as lab:
-        lab.drop_pair(0, 2)
+        make(lab)
         codes, report, said = probe(lab, "--wait", "25")
     assert codes == [20, 20, 20]
     assert report["verdict"]["failure"] == "missing_rank" and report["verdict"]["culprit_ranks"] == [2]
-    assert "rank 2 does not reach the store" in said[2] and "no answer from 10.77.0.1" in said[2]
+    assert "rank 2 does not reach the store" in said[2] and why in said[2]
