@@ -7,10 +7,11 @@ import os
 import resource
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
+from ray_nccl_guard import nccl_conf
 from ray_nccl_guard.classes import FailureClass
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ class RankFacts:
         gpu: its GPU through NVML, None if NVML was not run; then `not_run` says why.
         driver_version, driver_cuda: the driver, and the CUDA version it supports as (major, minor).
         torch_version: of the installed package; torch itself is not imported for it.
-        settings: environment variables under `SETTING_PREFIXES`.
+        settings: environment variables under `SETTING_PREFIXES`, and what NCCL's configuration files set beside them.
+        settings_from: the file of each setting that is not from the environment.
         shm_total_bytes, shm_free_bytes: of /dev/shm, None where there is none.
         mtu: bytes per packet of each network interface, loopback left out.
         limits: soft limits that NCCL meets, e.g. `memlock` in bytes (-1 unlimited).
@@ -92,6 +94,7 @@ class RankFacts:
     torch_version: str = ""
     python_version: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
+    settings_from: Mapping[str, str] = field(default_factory=dict)
     shm_total_bytes: int | None = None
     shm_free_bytes: int | None = None
     limits: Mapping[str, int] = field(default_factory=dict)
@@ -114,12 +117,14 @@ def collect(rank: int, **known: object) -> RankFacts:
     """Facts of this process. `known` are fields that only the launcher can tell (node, address, device_index, gpu_ids)."""
     not_run: dict[str, str] = {}
     total, free = _measure("/dev/shm", _shm, not_run) or (None, None)
+    in_files = nccl_conf.settings(os.environ)
     facts = {
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "torch_version": _measure("torch", lambda: importlib.metadata.version("torch"), not_run) or "",
         "python_version": ".".join(map(str, sys.version_info[:3])),
-        "settings": settings(os.environ),
+        "settings": {**{name: value for name, (value, _) in in_files.items()}, **settings(os.environ)},
+        "settings_from": {name: path for name, (_, path) in in_files.items()},
         "shm_total_bytes": total,
         "shm_free_bytes": free,
         "mtu": _mtu(),
@@ -140,6 +145,11 @@ def collect(rank: int, **known: object) -> RankFacts:
 def settings(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables of `environ` that decide how NCCL, gloo and CUDA behave."""
     return {name: value for name, value in sorted(environ.items()) if name.startswith(SETTING_PREFIXES)}
+
+
+def merged(of_ranks: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """The settings of all ranks as one; where they differ, one of the values."""
+    return {name: value for of_rank in of_ranks for name, value in of_rank.items()}
 
 
 def _mtu() -> dict[str, int]:

@@ -36,8 +36,8 @@ class Proof:
     drill: str = ""
 
 
-# Proves one rung on every rank.
-Runner = Callable[[Rung], Proof]
+# Proves one rung on every rank within the seconds that are left for it.
+Runner = Callable[[Rung, float], Proof]
 # Gives the means to run small worlds of one rung on the same workers, and is told whether the fault is a hang: then only a
 # deadline ends each, else no deadline has to be short.
 Explorer = Callable[[Rung, bool], RunRound]
@@ -122,7 +122,7 @@ class Preflight:
             proof = Proof(results=tuple(ProbeResult(rank=f.rank, outcome=Outcome.NOT_RUN) for f in self.facts))
         else:
             try:
-                proof = prove(rung)
+                proof = prove(rung, self._budget_left_s())
             except GroupLost as error:
                 lost, proof = error, error.proof
         seconds = time.monotonic() - started_s

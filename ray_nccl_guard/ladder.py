@@ -71,6 +71,7 @@ class Wanted:
         backend: the backend that the user named, or Ray's default.
         asked_gpus: GPUs a worker asked for; below 1 sharing a GPU was intended.
         user_settings: variables that the user has set on any rank: never overridden silently.
+        settings_from: the file of each that is from one of NCCL's configuration files.
         has_legacy: this torch offers `nccl-legacy` beside a new `nccl` (2.15 and later).
     """
 
@@ -78,6 +79,7 @@ class Wanted:
     world_size: int
     asked_gpus: float = 0.0
     user_settings: Mapping[str, str] = field(default_factory=dict)
+    settings_from: Mapping[str, str] = field(default_factory=dict)
     has_legacy: bool = False
 
 
@@ -120,10 +122,13 @@ class Ladder:
                 notes=tuple(self.notes),
             )
         following = self._next(verdict)
+        used_up = f"the time for all rungs (Policy.budget_s = {self.policy.budget_s:g} s) was used up"
         if isinstance(following, Decision):
-            return following
+            # A later rung that the budget cut short has not failed: nothing may be concluded from it.
+            cut = budget_left_s <= 0 and self.rung is not self.first and following.action is Action.REFUSE
+            return self.refuse(f"{used_up} while {self.rung.name} was being proved") if cut else following
         if budget_left_s <= 0:
-            return self.refuse(f"the time for all rungs ({self.policy.budget_s:g} s) was used up before {following.name}")
+            return self.refuse(f"{used_up} before {following.name}")
         self.rung = following
         self._tried.append(following)
         return following
@@ -200,7 +205,8 @@ class Ladder:
         kept = {k: self.wanted.user_settings[k] for k in relief if k in self.wanted.user_settings}
         if kept:
             already = all(kept.get(k) == v for k, v in relief.items())
-            set_by_user = ", ".join(f"{k}={v}" for k, v in kept.items())
+            files = {k: f" in {path}" for k, path in self.wanted.settings_from.items()}
+            set_by_user = ", ".join(f"{k}={v}{files.get(k, '')}" for k, v in kept.items())
             would = ", ".join(f"{k}={v}" for k, v in relief.items())
             note = f"{would} would have been tried, but you have set {set_by_user}"
             if not already and note not in self.notes:

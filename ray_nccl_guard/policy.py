@@ -99,7 +99,7 @@ class Policy:
         whatever_class: fall back whenever gloo has passed its own probe on every rank, whatever the class says.
         relief: whether NCCL is tried with the setting that the verdict names before gloo.
         report_only: probe and report; training goes on as if the guard were not there.
-        budget_s: seconds for all rungs of one attempt together.
+        budget_s: seconds for all rungs of one attempt together; a rung that runs is ended with it.
         locate_s: seconds within `budget_s` to locate a failure of NCCL that names no rank by small worlds; 0 for never.
         attempts: consecutive attempts without a started `train_func` after which the guard refuses.
         world_warn, world_ceiling: gloo is warned about above the first number of ranks and refused above the second: its

@@ -173,12 +173,12 @@ def _prover(session: Session, asked: _Asked, say: Callable[[str], None]) -> tupl
 def _preflight(session: Session, asked: _Asked, backend: str, say: Callable[[str], None]) -> Report:
     begin_s = time.monotonic()
     prover, explore = _prover(session, asked, say)
-    settings = {name: value for fact in session.facts for name, value in fact.settings.items()}
     wanted = Wanted(
         backend=backend,
         world_size=len(session.facts),
         asked_gpus=session.asked_gpus,
-        user_settings=settings,
+        user_settings=facts.merged(fact.settings for fact in session.facts),
+        settings_from=facts.merged(fact.settings_from for fact in session.facts),
         has_legacy=has_legacy(session.facts[0].torch_version),
     )
     # Backends that are compared each stand for themselves.

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from ray_nccl_guard import nccl_conf
 from ray_nccl_guard.network.interfaces import Interface, interfaces, names, own_name_address
 
 
@@ -85,7 +86,8 @@ _VARIABLES = ("NCCL_SOCKET_IFNAME", "NCCL_SOCKET_FAMILY", "GLOO_SOCKET_IFNAME")
 
 def gather(env: Mapping[str, str], *, node_ip: str = "", deadline_s: float = 5.0) -> AddressChoice:
     """`choose` for the host this runs on."""
-    return choose(env, interfaces(), own_name=own_name_address(deadline_s), node_ip=node_ip)
+    in_files = {name: value for name, (value, _) in nccl_conf.settings(env).items()}
+    return choose({**in_files, **env}, interfaces(), own_name=own_name_address(deadline_s), node_ip=node_ip)
 
 
 def choose(

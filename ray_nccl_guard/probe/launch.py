@@ -56,7 +56,7 @@ def run_rank(task: RankTask) -> ProbeResult:
         )
     record.ok(Step.STORE)
     try:
-        result = _Watch(task, link, record).run()
+        result = _Watch(task, link, record, started_s + task.within_s).run()
         if result.outcome is not Outcome.OK and result.outcome is not Outcome.WAITING:
             link.failed()
     finally:
@@ -78,10 +78,10 @@ def settle(gpu_uuid: str, free_before_bytes: int | None) -> tuple[bool, str]:
 
 
 class _Watch:
-    """One child under its deadlines."""
+    """One child under its deadlines; none goes on after `ends_s`, on this process's clock."""
 
-    def __init__(self, task: RankTask, link: Link, record: Record) -> None:
-        self.task, self.link, self.record = task, link, record
+    def __init__(self, task: RankTask, link: Link, record: Record, ends_s: float) -> None:
+        self.task, self.link, self.record, self.ends_s = task, link, record, ends_s
         self.fds = tuple(anonymous_file(f"nccl-guard-{name}") for name in ("journal", "pulse", "output", "nccl"))
         self.kernel = kernel.Watermark()
         self.extended: set[Step] = set()
@@ -106,7 +106,7 @@ class _Watch:
                 os.close(fd)
 
     def _needs_spawn(self, result: ProbeResult) -> bool:
-        if self.task.spec.start is not Start.AUTO or result.stuck:
+        if self.task.spec.start is not Start.AUTO or result.stuck or time.monotonic() > self.ends_s:
             return False
         refusal = self.task.device_index is None and result.step is Step.DEVICE
         return result.exit_code == EXIT_SPAWN_ME or (
@@ -143,6 +143,9 @@ class _Watch:
             failed_at_s = self.link.failed_elsewhere_at_s
             if failed_at_s is not None and now_s > failed_at_s + GRACE_S:
                 return Outcome.WAITING, "ended because another rank had failed"
+            if now_s > self.ends_s:
+                left = f"{self.task.within_s:.1f} s that Policy.budget_s had left"
+                return Outcome.TIMED_OUT, f"no end within the {left}"
             overdue_s = now_s - self._deadline(child, now_s)
             if overdue_s > 0 and not self._extend(now_s) and not self._may_hear_more(overdue_s):
                 return Outcome.TIMED_OUT, f"no end after {self._allowed_s(self.record.step):g} s"

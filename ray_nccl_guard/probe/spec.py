@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -186,6 +187,7 @@ class RankTask:
         accept_s: seconds that the store takes for one connection (`probe.store.Opened`): each rank's launcher connects, and
             then each rank's child.
         drill: the steps are acted out, without NCCL and the device, and these faults strike this rank; None for a real probe.
+        within_s: seconds for the whole probe of this rank, whatever its steps may take: what is left of the ladder's budget.
     """
 
     run_id: str
@@ -203,13 +205,14 @@ class RankTask:
     jit_s: float = 0.0
     accept_s: float = 0.0
     drill: tuple[Fault, ...] | None = None
+    within_s: float = math.inf
     spec: ProbeSpec = ProbeSpec()
 
     def deadline_s(self, step: Step) -> float:
         extra_s = self.jit_s if step is Step.COMM_INIT else 0.0
         if step in (Step.STORE, Step.COMM_INIT):
             extra_s += self.accept_s * self.world_size
-        return self.spec.deadline_s(step, self.world_size) + extra_s
+        return min(self.spec.deadline_s(step, self.world_size) + extra_s, self.within_s)
 
     def with_start(self, start: Start) -> RankTask:
         return replace(self, spec=replace(self.spec, start=start))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -54,13 +56,19 @@ class Prover:
         self.hosts = hosts.of(facts)
         self.notes: list[str] = []
         self.accept_s = 0.0
+        self._ends_s = math.inf
 
-    def prove(self, rung: Rung) -> Proof:
+    def prove(self, rung: Rung, within_s: float = math.inf) -> Proof:
         """One probe of `rung` on every rank; in a drill acted out, where a fault of it strikes.
+
+        Args:
+            within_s: seconds for it, whatever its steps may take; what grows with the job (`RankTask.jit_s`, the parts for
+                each rank) comes on top.
 
         Raises:
             GroupLost: a worker died or gave no answer.
         """
+        self._ends_s = time.monotonic() + within_s
         proof = self._prove(rung)
         if not proof.drill or any(r.outcome is not Outcome.OK for r in proof.results):
             return proof
@@ -204,6 +212,8 @@ class Prover:
         rank = members.index(fact.rank)
         struck = self.struck(rung)
         settings = {**fact.settings, **rung.env}
+        jit_s = _JIT_S if any(f.jit for f in self.facts) else 0.0
+        grown_s = jit_s + (self.spec.comm_init_per_rank_s + 2 * self.accept_s) * len(members)
         return RankTask(
             run_id=run_id,
             backend=rung.backend,
@@ -215,9 +225,10 @@ class Prover:
             local_rank=fact.local_rank,
             collectives=self.collectives,
             price=rung.price,
-            jit_s=_JIT_S if any(f.jit for f in self.facts) else 0.0,
+            jit_s=jit_s,
             accept_s=self.accept_s,
             drill=tuple(f for f in struck if f.strikes(fact.rank, len(members), settings)) if struck else None,
+            within_s=max(0.0, self._ends_s - time.monotonic()) + grown_s,
             env={**_launch_variables(fact, rank, len(members)), **rung.env},
             spec=self.spec,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -60,7 +61,9 @@ class Worlds:
             with prover.open_store() as (run_id, host, port):
                 tasks = {
                     rank: replace(
-                        prover.task(self.rung, facts[rank], f"{run_id}-{number}", host, port, world=group), spec=spec
+                        prover.task(self.rung, facts[rank], f"{run_id}-{number}", host, port, world=group),
+                        spec=spec,
+                        within_s=math.inf,  # a world that is cut short would be taken for one that fails
                     )
                     for number, group in enumerate(groups)
                     for rank in group

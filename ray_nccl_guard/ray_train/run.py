@@ -125,14 +125,12 @@ class GuardedStart:
     def _wanted(self) -> Wanted:
         group = self.workers.group
         resources = group.get_resources_per_worker() if hasattr(group, "get_resources_per_worker") else {}
-        settings: dict[str, str] = {}
-        for fact in self.facts:
-            settings.update(fact.settings)
         return Wanted(
             backend=self.run_state.backend,
             world_size=self.world_size,
             asked_gpus=float(resources.get("GPU", getattr(group, "num_gpus_per_worker", 0)) or 0),
-            user_settings=settings,
+            user_settings=facts.merged(fact.settings for fact in self.facts),
+            settings_from=facts.merged(fact.settings_from for fact in self.facts),
             has_legacy=has_legacy(self.facts[0].torch_version) if self.facts else False,
         )
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakegpu.double import CannotBuild, Double, build
+from tests.fakegpu.fits import Fits
 from tests.fakegpu.ranks import Ranks
 
 
@@ -18,6 +19,17 @@ def double() -> Double:
         return build()
     except CannotBuild as reason:
         pytest.skip(f"the double cannot be built: {reason}")
+
+
+@pytest.fixture(scope="module")
+def fits(double: Double, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fits]:
+    """One Ray for the tests of a file, which sees four of six GPUs, in an order that is not the cards'."""
+    pytest.importorskip("ray", reason="ray is not installed")
+    folder = tmp_path_factory.mktemp("fits")
+    env = double.env(devices=6, ops=True, state=folder / "cluster")
+    (folder / "cluster").mkdir()
+    with Fits({**env, "CUDA_VISIBLE_DEVICES": "5,2,0,3"}, folder) as fits:
+        yield fits
 
 
 @pytest.fixture(scope="session")

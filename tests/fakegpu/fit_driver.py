@@ -20,7 +20,7 @@ import ray
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 
-from ray_nccl_guard import GuardedTorchConfig, ProbeSpec
+from ray_nccl_guard import GuardedTorchConfig, Policy, ProbeSpec
 from tests.fakegpu.ranks import abandoned_shared_memory
 
 
@@ -42,7 +42,8 @@ def fit(request: dict[str, Any], folder: Path) -> dict[str, Any]:
             train_loop_config=loop,
             torch_config=GuardedTorchConfig(
                 backend=request.get("backend"),
-                policy=request.get("policy"),
+                policy=Policy(**policy) if isinstance(policy := request.get("policy"), dict) else policy,
+                collectives=request.get("collectives"),
                 probe=ProbeSpec(**request.get("spec", {})),
                 eager_init=request.get("eager_init", True),
             ),

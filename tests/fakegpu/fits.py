@@ -15,6 +15,9 @@ from typing import IO, Any
 
 from tests.fakegpu.ranks import REPOSITORY
 
+# Only a hang costs its deadline; whatever else fails here ends by itself, also on a machine that is busy with other things.
+PATIENT = {"store_s": 30, "comm_init_s": 40, "comm_init_per_rank_s": 0, "collective_s": 60, "device_s": 60, "import_s": 120}
+SHORT = {**PATIENT, "comm_init_s": 8}
 STARTING_S = 150.0  # a local Ray on a loaded two-core machine: 12 s were measured alone, 60 s among other suites
 
 
@@ -28,6 +31,27 @@ class Fit:
     seconds: float
     left: list[str]
     logged: str
+
+
+def trained_on(run: Fit, backend: str, workers: int = 2) -> None:
+    """Every worker trained on `backend`, with right sums, and nothing is left."""
+    assert run.error is None, f"{run.error}\n{run.logged[-4000:]}"
+    assert [n["backend"] for n in run.notes] == [backend] * workers, run.report
+    assert {n["sum"] for n in run.notes} == {workers * (workers + 1) / 2}
+    assert run.left == []
+
+
+def refused(run: Fit) -> str:
+    """The job was refused before `train_func`, and nothing is left; returns why."""
+    assert run.error is not None and run.error[0] == "NcclInitRefused", f"{run.error}\n{run.logged[-4000:]}"
+    assert run.report["action"] == "refuse" and run.report["backend_chosen"] is None
+    assert run.notes == [] and run.left == []
+    return str(run.report["because"])
+
+
+def verdict(run: Fit) -> tuple[str, list[int], str | None]:
+    said = run.report["verdict"]
+    return said["failure"], said["culprit_ranks"], said["step"]
 
 
 class Fits:
@@ -44,6 +68,7 @@ class Fits:
             "RAY_USAGE_STATS_ENABLED": "0",
             "FAKE_FIT": uuid.uuid4().hex,
         }
+        self.mark = full["FAKE_FIT"]
         self._log = folder / "driver.log"
         with open(self._log, "w") as log:
             command = [sys.executable, "-m", "tests.fakegpu.fit_driver", str(for_child), str(folder)]
@@ -67,6 +92,11 @@ class Fits:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def guarded(self, fault: str = "", **request: Any) -> Fit:
+        """One guarded fit() under `fault`, with deadlines that only a hang meets."""
+        request["env"] = {"FAKE_FAULT": fault, **request.get("env", {})}
+        return self.fit(**{"spec": PATIENT, **request})
+
     def fit(self, deadline_s: float = 400.0, **request: Any) -> Fit:
         """One guarded fit() (`fit_driver.fit` tells what `request` may hold).
 
@@ -87,6 +117,12 @@ class Fits:
         answer = json.loads(line)
         error = answer.pop("error")
         return Fit(**answer, error=None if error is None else (error[0], error[1]), logged=logged[seen:])
+
+    def kill(self) -> str:
+        """End the driver by SIGKILL, as a cluster's job manager does; returns the mark that its processes carry."""
+        self._process.kill()
+        self._process.wait(timeout=30)
+        return self.mark
 
     def close(self) -> None:
         if self._process.stdin is not None:

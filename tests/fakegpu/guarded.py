@@ -83,7 +83,8 @@ def _run(prover: Prover, backend: str, asked_gpus: float, policy: Policy) -> Rep
         backend=backend,
         world_size=len(prover.facts),
         asked_gpus=asked_gpus,
-        user_settings={name: value for fact in prover.facts for name, value in fact.settings.items()},
+        user_settings=facts.merged(fact.settings for fact in prover.facts),
+        settings_from=facts.merged(fact.settings_from for fact in prover.facts),
         has_legacy=has_legacy(prover.facts[0].torch_version),
     )
     one = Preflight(

@@ -90,6 +90,17 @@ def test_a_hang_that_nothing_explains_is_never_called_established():
     assert verdict.step is Step.COMM_INIT
 
 
+def test_what_the_budget_has_left_ends_a_rank_long_before_its_steps_deadline():
+    def hang() -> None:
+        time.sleep(3600)
+
+    spec = ProbeSpec(comm_init_s=50, collective_s=50, import_s=50)
+    results = run_ranks(2, before=lambda rank: in_child(rank, 0, "all_reduce", hang), spec=spec, within_s=4.0)
+    assert [r.outcome for r in results] == [Outcome.TIMED_OUT] * 2
+    assert all(r.step is Step.COLLECTIVE and "that Policy.budget_s had left" in r.error for r in results), results
+    assert all(4 < r.seconds < 12 for r in results)
+
+
 def test_wrong_numbers_without_an_error_are_found():
     def spoil(rank: int) -> None:
         if rank != 1:

@@ -85,14 +85,14 @@ def settled(report: Report) -> Report:
 
 def all_well() -> Report:
     ranks = facts(4)
-    return preflight(ranks).run(lambda rung: Proof(results=tuple(passed(r.rank, NCCL_S) for r in ranks)))
+    return preflight(ranks).run(lambda rung, within_s: Proof(results=tuple(passed(r.rank, NCCL_S) for r in ranks)))
 
 
 def fell_back(world_size: int = 4, culprit: int = 3) -> Report:
     """Rank 3 meets CUDA 700, and gloo passes; one host differs in its driver."""
     ranks = facts(world_size, r1={"driver_version": "570.86.10"}, r2={"settings": {"NCCL_DEBUG": "INFO"}})
 
-    def prove(rung: Rung) -> Proof:
+    def prove(rung: Rung, within_s: float) -> Proof:
         if rung.backend == "gloo":
             return Proof(results=tuple(passed(r.rank, GLOO_S) for r in ranks))
         at = "all_reduce 1048576 B"
@@ -107,7 +107,7 @@ def cured() -> Report:
     """One setting cures it: training stays on NCCL."""
     ranks = facts(4)
 
-    def prove(rung: Rung) -> Proof:
+    def prove(rung: Rung, within_s: float) -> Proof:
         if rung.env:
             return Proof(results=tuple(passed(r.rank, NCCL_S) for r in ranks))
         return Proof(results=tuple(ended(r.rank, Outcome.FAILED, Step.COMM_INIT, P2P) for r in ranks))
@@ -125,7 +125,7 @@ def refused() -> Report:
     rows = (("-", "ok", "SYN"), ("ok", "-", "SYN"), ("SYN", "SYN", "-"))
     matrix = Matrix(hosts=("gpu-01", "gpu-02", "gpu-03"), rows=rows, of=3, failed=3)
 
-    def prove(rung: Rung) -> Proof:
+    def prove(rung: Rung, within_s: float) -> Proof:
         results = [ended(r.rank, Outcome.NOT_RUN, Step.STORE) for r in ranks]
         for rank in (4, 5):
             results[rank] = ended(rank, Outcome.FAILED, Step.STORE, "no answer to connect within 10 s", detail="connect")
@@ -139,7 +139,7 @@ def lost() -> Report:
     ranks = facts(2)
     flight = preflight(ranks)
 
-    def prove(rung: Rung) -> Proof:
+    def prove(rung: Rung, within_s: float) -> Proof:
         gone = ProbeResult(rank=1, outcome=Outcome.DIED, error="the worker process died: killed")
         raise GroupLost([ended(0, Outcome.WAITING, Step.COMM_INIT), gone])
 

@@ -30,7 +30,7 @@ HEAVY = {"rich", "jinja2", "matplotlib", "yaml", "numpy", "pandas"}
 FLOW = [
     {"errors", "_version", "classes", "current"},
     {"compat"},
-    {"facts", "gpu_facts", "differences"},
+    {"facts", "gpu_facts", "differences", "nccl_conf"},
     {"network"},
     {"probe"},
     {"evidence"},

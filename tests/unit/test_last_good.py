@@ -21,13 +21,13 @@ DRIVER = {"driver_version": "590.10.01"}
 
 def good(world_size: int = 4, **of_rank: dict[str, object]) -> Report:
     ranks = facts(world_size, per_host=2, **of_rank)
-    return preflight(ranks).run(lambda rung: Proof(results=tuple(report_cases.passed(r.rank) for r in ranks)))
+    return preflight(ranks).run(lambda rung, within_s: Proof(results=tuple(report_cases.passed(r.rank) for r in ranks)))
 
 
 def bad(world_size: int = 4, culprit: int = 3, **of_rank: dict[str, object]) -> Report:
     ranks = facts(world_size, per_host=2, **of_rank)
 
-    def prove(rung: Rung) -> Proof:
+    def prove(rung: Rung, within_s: float) -> Proof:
         if rung.backend == "gloo":
             return Proof(results=tuple(report_cases.passed(r.rank) for r in ranks))
         results = [report_cases.ended(r.rank, Outcome.WAITING, Step.COLLECTIVE) for r in ranks]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from ray_nccl_guard.classes import CLASSES, FailureClass
@@ -81,6 +83,13 @@ def test_a_setting_of_the_users_is_never_overridden_silently():
     assert "would have been tried" in steps.after_pass().notes[0]
 
 
+def test_a_setting_in_nccls_own_file_is_the_users_too_and_the_note_names_the_file():
+    steps = ladder(user_settings={"NCCL_P2P_DISABLE": "0"}, settings_from={"NCCL_P2P_DISABLE": "/etc/nccl.conf"})
+    assert steps.after_failure(verdict(F.P2P_OR_ACS, P2P_OFF)).backend == "gloo"
+    (note,) = steps.after_pass().notes
+    assert note.endswith("you have set NCCL_P2P_DISABLE=0 in /etc/nccl.conf")
+
+
 def test_relief_is_tried_at_most_twice():
     steps = ladder()
     for number in range(2):
@@ -140,6 +149,28 @@ def test_a_used_up_budget_refuses():
     assert refused(decision) and "180 s" in decision.because
 
 
+def test_a_rung_that_the_budget_cut_short_has_not_failed():
+    steps = ladder()
+    assert steps.after_failure(verdict(F.SHM_TOO_SMALL)).backend == "gloo"
+    decision = steps.after_failure(verdict(F.INIT_TIMEOUT_HANG), budget_left_s=-0.1)
+    assert refused(decision) and "used up while gloo was being proved" in decision.because
+    plain = ladder().after_failure(verdict(F.STORE_UNREACHABLE), budget_left_s=-0.1)
+    assert refused(plain) and "store_unreachable = refuse" in plain.because, "the first rung's verdict stands by itself"
+
+
+def test_each_rung_is_given_what_the_budget_has_left():
+    steps, given = ladder(Policy(budget_s=50), world_size=2), []
+
+    def prove(rung: Rung, within_s: float) -> Proof:
+        given.append(within_s)
+        time.sleep(0.05)
+        works = rung.backend == "gloo"
+        return Proof(results=tuple(ok(r) if works else failed(r, Step.COMM_INIT, "x") for r in range(2)))
+
+    Preflight(facts=(gpu_rank(0), gpu_rank(1)), ladder=steps).run(prove)
+    assert len(given) == 2 and 49 < given[0] <= 50 and given[1] < given[0] - 0.04
+
+
 def test_a_plain_gloo_job_is_tried_once_more_and_then_refused():
     steps = ladder(backend="gloo")
     assert steps.after_failure(verdict(F.INIT_TIMEOUT_HANG)).retry
@@ -156,7 +187,7 @@ def preflight(needed: set[str], policy: Policy | None = None, **fields):
     steps.after_failure(verdict(F.P2P_OR_ACS, THREE))
     asked = []
 
-    def prove(rung: Rung) -> Proof:
+    def prove(rung: Rung, within_s: float) -> Proof:
         asked.append(dict(rung.env))
         works = rung.backend == "gloo" or needed <= set(rung.env)
         return Proof(results=tuple(ok(r) if works else failed(r, Step.COMM_INIT, "x") for r in range(2)))
@@ -191,10 +222,10 @@ def test_cutting_down_ends_with_the_budget_and_says_so():
 def test_a_worker_lost_in_a_trial_costs_the_trial_and_not_the_rung_that_passed():
     flight, prove, _ = preflight({"NCCL_A"})
 
-    def losing(rung: Rung) -> Proof:
+    def losing(rung: Rung, within_s: float) -> Proof:
         if "NCCL_A" not in rung.env:
             raise GroupLost([ok(0)])
-        return prove(rung)
+        return prove(rung, within_s)
 
     with pytest.raises(GroupLost):
         flight.run(losing)
