@@ -12,6 +12,7 @@ from ray_nccl_guard.probe.journal import JournalReader, anonymous_file, say_go, 
 from ray_nccl_guard.probe.record import Record, tail
 from ray_nccl_guard.probe.spec import Outcome, ProbeResult, RankTask, Start, Step
 from ray_nccl_guard.probe.store import Link, arrive
+from ray_nccl_guard.probe.sweep import Sweep
 
 # Once one rank has failed, the others have this long to fail by themselves: their own words are evidence (DESIGN D3).
 GRACE_S = 2.0
@@ -125,10 +126,14 @@ class _Watch:
             self.link.start()
             self.link.done(Step.STORE)
             self.link.done(Step.PEERS)
-        outcome, reason = self._wait(child)
-        return self._conclude(child, outcome, reason)
+        sweep = Sweep(child.pid)
+        try:
+            outcome, reason = self._wait(child, sweep)
+            return self._conclude(child, outcome, reason)
+        finally:
+            sweep.end()
 
-    def _wait(self, child: process.Child) -> tuple[Outcome | None, str]:
+    def _wait(self, child: process.Child, sweep: Sweep) -> tuple[Outcome | None, str]:
         """Until the child ends (None), or has to be ended: the outcome to report and why."""
         pause_s = _SHORTEST_PAUSE_S
         while True:
@@ -146,6 +151,7 @@ class _Watch:
             if now_s > self.ends_s:
                 left = f"{self.task.within_s:.1f} s that Policy.budget_s had left"
                 return Outcome.TIMED_OUT, f"no end within the {left}"
+            sweep.look(now_s)
             overdue_s = now_s - self._deadline(child, now_s)
             if overdue_s > 0 and not self._extend(now_s) and not self._may_hear_more(overdue_s):
                 return Outcome.TIMED_OUT, f"no end after {self._allowed_s(self.record.step):g} s"

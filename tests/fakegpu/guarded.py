@@ -36,7 +36,7 @@ def preflight(
     spec: Mapping[str, Any],
     devices: Sequence[int | None] | None = None,
     asked_gpus: float = 1.0,
-    policy: str = "default",
+    policy: str | Mapping[str, Any] = "default",
     touched: str = "",
 ) -> dict[str, Any]:
     """The report of a pre-flight of `ranks` workers on this machine as JSON values, and what it left behind.
@@ -64,7 +64,7 @@ def preflight(
         open_before = _descriptors()
         started_s = time.monotonic()
         prover = Prover(leader, described, expand(None), ProbeSpec(**spec), store=("127.0.0.1", store.port))
-        report = _run(prover, backend, asked_gpus, Policy.from_name(policy))
+        report = _run(prover, backend, asked_gpus, Policy.from_name(policy) if isinstance(policy, str) else Policy(**policy))
         seconds, ended_at_s = time.monotonic() - started_s, time.time()
         opened = {f"{pid} holds {what}" for pid, held in _descriptors().items() for what in held - open_before[pid]}
         leader.end(0)

@@ -56,7 +56,7 @@ class Case:
     spec: Mapping[str, Any] = field(default_factory=dict)
     devices: Sequence[int | None] | None = None
     asked_gpus: float = 1.0
-    policy: str = "default"
+    policy: str | Mapping[str, Any] = "default"
     touched: str = ""
     slow: bool = False
     new: Mapping[str, Any] = field(default_factory=dict)
@@ -89,6 +89,15 @@ def cured(name: str, preset: str, failure: str, setting: str, value: str, **more
     )
 
 
+def mig(node: str, gpu: int, instance: int) -> str:
+    """The UUID that the double gives a MIG instance (src/node.c)."""
+    name = 14695981039346656037  # FNV-1a
+    for byte in node.encode():
+        name = (name ^ byte) * 1099511628211 % (1 << 64)
+    digits = (name.to_bytes(8, "little") + b"fakegpu"[:6] + bytes([instance + 1, gpu])).hex()
+    return "MIG-" + "-".join(digits[a:b] for a, b in ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32)))
+
+
 HEALTHY = (
     Case(name="healthy-2", ends=PROCEED),
     Case(name="healthy-4", ranks=4, ends=PROCEED),
@@ -97,6 +106,7 @@ HEALTHY = (
     Case(name="thread-pool-used-before", touched="openmp", ends=PROCEED),
     Case(name="devices-in-another-order", env={"CUDA_VISIBLE_DEVICES": "5,2,7,0"}, ranks=4, ends=PROCEED),
     Case(name="devices-as-mig-slices", options={"mig": 2}, ends=PROCEED),
+    Case(name="devices-as-mig-uuids", options={"mig": 2, "node": "m"}, env={"CUDA_VISIBLE_DEVICES": f"{mig('m', 3, 1)},{mig('m', 0, 0)}"}, ends=PROCEED),
     Case(name="two-gpus-swapped", devices=(1, 0), ends=PROCEED),
 )  # fmt: skip
 ILLEGAL = "illegal_memory_access"
@@ -176,6 +186,7 @@ DEVICES = (
 )  # fmt: skip
 POLICIES = (
     Case(name="strict-refuses", fault="init:preset=p2p@world>=2", policy="strict", failure="p2p_or_acs", culprits=(0, 1), step="comm_init", ends=REFUSE),
+    Case(name="budget-ends-the-rung-that-runs", fault="init:hang@rank1", policy={"budget_s": 6}, within_s=20, failure="init_timeout_hang", culprits=(1,), step="comm_init", ends=REFUSE),
     Case(name="observe-goes-on", fault="init:preset=p2p@world>=2", policy="observe", failure="p2p_or_acs", step="comm_init", ends=PROCEED),
 )  # fmt: skip
 CASES = (*HEALTHY, *STICKY, *RELIEF, *HANGS, *DEATHS, *ERRORS, *DEVICES, *POLICIES)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -209,6 +211,36 @@ def test_the_child_dies_with_its_launcher():
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+
+
+def test_shared_memory_of_a_hung_communicator_goes_with_its_launcher():
+    path = Path(f"/dev/shm/nccl-test{os.getpid()}")
+
+    def hang() -> None:
+        with open(path, "w+b") as file:
+            file.truncate(4096)
+            held = mmap.mmap(file.fileno(), 4096)
+        time.sleep(3600)
+        held.close()
+
+    pid = os.fork()
+    if pid == 0:
+        try:
+            run_ranks(1, before=lambda rank: in_child(rank, 0, "init_process_group", hang), spec=ProbeSpec(comm_init_s=60))
+        finally:
+            os._exit(0)
+    try:
+        launcher = _wait_for(lambda: children_of(pid))
+        sweeping = _wait_for(lambda: children_of(launcher) if len(children_of(launcher)) == 2 else set())
+        os.kill(launcher, signal.SIGKILL)
+        end_s = time.monotonic() + 5
+        while path.exists() or (os.path.exists(f"/proc/{sweeping}") and _state(sweeping) != "Z"):
+            assert time.monotonic() < end_s, "its file, or the process that removes it, is left"
+            time.sleep(0.02)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        path.unlink(missing_ok=True)
 
 
 def test_a_probe_leaves_no_descriptor_and_no_process_behind():

@@ -131,6 +131,21 @@ def test_a_storage_that_refuses_costs_a_warning_and_not_the_run(fit, tmp_path):
     assert run.metrics[0]["action"] == "fall_back", "current_report() has it all the same"
 
 
+def test_a_storage_that_may_only_be_read_is_a_warning_that_says_so(tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("a disk that may only be read is mounted for it, which takes root")
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "ro,size=64k", "tmpfs", str(tmp_path)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"no disk could be mounted here: {mounted.stderr.decode().strip()}")
+    try:
+        assert "Read-only file system" in storage.write(LOCAL, str(tmp_path / "nccl_guard"), lambda: {"report.json": b"{}"})
+        assert os.listdir(tmp_path) == []
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=False)
+
+
 def test_a_full_disk_leaves_the_report_before_it_whole(tmp_path):
     if os.geteuid() != 0:
         pytest.skip("a disk of 64 KiB is mounted for it, which takes root")
