@@ -10,7 +10,6 @@ from ray_nccl_guard.probe import process
 
 # NCCL unlinks its files once all ranks have them; a healthy communicator has done so long before the first look.
 _FIRST_LOOK_S, _LOOK_S = 1.0, 1.0
-_END_S = 5.0
 # Waits for the end of the pipe, which only the launcher's process holds, then unlinks.
 _PROGRAM = """
 import os, sys
@@ -52,11 +51,9 @@ class Sweep:
         )
 
     def end(self) -> None:
-        """The child has ended: unlink now what it had."""
+        """The child has ended: unlink now what it had. Waits for nothing, since others wait for the launcher."""
+        process.unlink(self._known)
         for waiting in self._waiting:
-            try:
-                waiting.communicate(timeout=_END_S)
-            except subprocess.TimeoutExpired:
-                waiting.kill()
-                waiting.wait()
+            waiting.kill()
+            waiting.communicate()
         self._waiting = []
