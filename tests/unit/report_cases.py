@@ -156,7 +156,7 @@ def drilled() -> Report:
     flight = preflight(ranks)
     flight.drill = "allreduce:cuda700@rank3"
 
-    def prove(rung: Rung) -> Proof:
+    def prove(rung: Rung, within_s: float) -> Proof:
         if rung.backend == "gloo":
             return Proof(results=tuple(passed(r.rank, GLOO_S) for r in ranks))
         results = [ended(r.rank, Outcome.WAITING, Step.COLLECTIVE, detail="all_reduce 4 B") for r in ranks]
