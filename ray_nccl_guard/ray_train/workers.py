@@ -53,6 +53,10 @@ class Workers:
         end_s = time.monotonic() + deadline_s
         while pending and (left_s := end_s - time.monotonic()) > 0:
             done, _ = ray.wait(list(pending), num_returns=1, timeout=min(_SLICE_S, left_s))
+            if done:
+                # What else is there by now: one look for each of thousands of ranks would pass over all the others each time.
+                more, _ = ray.wait(list(pending), num_returns=len(pending), timeout=0)
+                done = list(dict.fromkeys([*done, *more]))
             for ref in done:
                 answer = _answer(pending.pop(ref), ref)
                 answers[answer.rank] = answer
