@@ -107,6 +107,7 @@ def _verdict(data: Mapping[str, Any], hosts: Mapping[int, str]) -> Verdict:
         caution=data.get("caution", ""),
         signals=tuple(data.get("signals", ())),
         hosts=hosts if data.get("culprit_hosts") else {},
+        silence=data.get("silence", ""),
         hosts_of_the_cause=() if data["culprit_ranks"] else tuple(data.get("culprit_hosts", ())),
     )
 

@@ -72,6 +72,7 @@ class Verdict:
         signals: remarks in the logs that speak for the infrastructure or for the program; none of them proves it.
         hosts: the host of each rank, as far as the evidence knows them.
         hosts_of_the_cause: hosts whose own lines name the cause; for logs that do not say whose rank a line is.
+        silence: of culprits that say nothing themselves: whether there is no record of them, or one without a complaint.
     """
 
     failure: FailureClass
@@ -91,6 +92,7 @@ class Verdict:
     signals: tuple[str, ...] = ()
     hosts: Mapping[int, str] = field(default_factory=dict, repr=False)
     hosts_of_the_cause: tuple[str, ...] = ()
+    silence: str = ""
 
     @property
     def culprit_hosts(self) -> tuple[str, ...]:
@@ -128,6 +130,7 @@ class Verdict:
             "caution": self.caution,
             "signals": list(self.signals),
             "culprit_hosts": list(self.culprit_hosts),
+            "silence": self.silence,
         }
 
 
@@ -150,13 +153,15 @@ def _named(evidence: Evidence, diagnosis: Diagnosis) -> Verdict:
     if gloo and evidence.origin is Origin.LOG and (certainty is Certainty.OPEN or top.failure in NOT_TOLD_BY_LOGS):
         gloo = None  # an open class is a guess, and so would be what helps
     summary = (reason.summary if reason else rule.summary if rule else "") or CLASSES[top.failure].summary
+    suspects = culprits.name(evidence, diagnosis.sightings, top)
     return Verdict(
         failure=top.failure,
         summary=summary,
         rule=rule.id if rule is not None and reason is None else None,
         certainty=certainty,
         candidates=_candidates(diagnosis),
-        culprit_ranks=culprits.name(evidence, diagnosis.sightings, top),
+        culprit_ranks=suspects,
+        silence=culprits.silence(evidence, diagnosis.sightings, suspects) if suspects else "",
         hosts_of_the_cause=culprits.hosts_of_the_cause(evidence, diagnosis.sightings, top),
         gloo_can_help=gloo,
         evidence=_quotes(diagnosis, top),

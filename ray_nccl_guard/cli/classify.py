@@ -90,7 +90,7 @@ def _suspects(verdict: Verdict, world_size: int) -> str:
         return on
     of = f" of {world_size}" if world_size > 1 else ""
     some = f"rank{'s' if len(verdict.culprit_ranks) > 1 else ''} {_ranks(verdict.culprit_ranks)}{of}"
-    return f"{some}, on {on}" if on else some
+    return (f"{some}, on {on}" if on else some) + (f": {verdict.silence}" if verdict.silence else "")
 
 
 def _scope(verdict: Verdict) -> str:

@@ -42,6 +42,16 @@ def name(evidence: Evidence, sightings: Sequence[Sighting], top: Weighed) -> tup
     return tuple(sorted(failed)) if failed and failed < everybody else ()
 
 
+def silence(evidence: Evidence, sightings: Sequence[Sighting], ranks: Sequence[int]) -> str:
+    """What is known of suspects that say nothing: no record at all, or one without a complaint. Empty if one says something."""
+    if any(rank_of(s) in ranks and s.rule.role is not RuleRole.BOILERPLATE for s in sightings):
+        return ""
+    there = {r.rank for r in evidence.ranks if r.outcome is not Outcome.MISSING}
+    if there.isdisjoint(ranks):
+        return "there is no record of it" if len(ranks) == 1 else "there is no record of them"
+    return "what it printed complains of nothing" if len(ranks) == 1 and there.issuperset(ranks) else ""
+
+
 def hosts_of_the_cause(evidence: Evidence, sightings: Sequence[Sighting], top: Weighed) -> tuple[str, ...]:
     """The hosts whose own lines name the cause, where no line says its rank; empty if that is every host there is."""
     own = {s.record for s in sightings if s.failure is top.failure and s.rule.role is RuleRole.CAUSE}

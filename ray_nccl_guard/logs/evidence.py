@@ -45,6 +45,9 @@ class _Reading:
     def file(self, path: str, *, trust_name: bool) -> None:
         own = None if path == STDIN else writers.rank_of_file(os.path.basename(path), trust_name=trust_name)
         source = "stdin" if path == STDIN else path
+        if own is not None and len(self.writers) < self.max_writers:
+            # A log without a complaint is a record too: among ranks that complain, the silent one is the suspect.
+            self.writers.setdefault(("", f"rank {own}"), _Writer(rank=own))
         for first, lines in batches(path):
             self.lines += len(lines)
             for index in self.scanner.suspects(lines):

@@ -147,3 +147,24 @@ def test_the_host_of_a_rank_is_read_off_its_own_lines(tmp_path: Path):
     evidence = read_logs([str(path)], scanner_for(None))
     assert [(record.rank, record.host) for record in evidence.ranks] == [(0, "10.0.0.7"), (1, "node-b"), (2, "")]
     assert classify(evidence).to_json()["culprit_hosts"] == ["node-b"]
+
+
+def test_the_rank_whose_own_file_complains_of_nothing_is_the_suspect(tmp_path):
+    waits = "[rank{r}]:[E1 ProcessGroupNCCL.cpp:6] [Rank {r}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=80, OpType=ALLREDUCE)\n"
+    for rank in range(4):
+        (tmp_path / f"rank{rank}.log").write_text("epoch 3\n" if rank == 2 else waits.format(r=rank))
+    evidence = read_logs([str(tmp_path / f"rank{rank}.log") for rank in range(4)], scanner_for(None))
+    assert [record.rank for record in evidence.ranks] == [0, 1, 2, 3]
+    verdict = classify(evidence)
+    assert (verdict.culprit_ranks, verdict.silence) == ((2,), "what it printed complains of nothing")
+
+
+def test_a_rank_whose_log_is_not_there_is_a_suspect_of_another_kind(tmp_path):
+    done = "comm 0x5 rank {r} nranks 4 cudaDev {r} nvmlDev {r} busId 1 commId 0x2 - Init COMPLETE"
+    closed = "misc/socket.cc:49 NCCL WARN socketProgress: Connection closed by remote peer h<5>"
+    for rank in (0, 1, 3):
+        (tmp_path / f"rank{rank}.log").write_text(
+            f"h:{rank}:9 [0] NCCL INFO {done.format(r=rank)}\nh:{rank}:9 [0] {closed}\n"
+        )
+    verdict = verdict_of(*sorted(tmp_path.glob("*.log")))
+    assert (verdict.culprit_ranks, verdict.silence) == ((2,), "there is no record of it")
