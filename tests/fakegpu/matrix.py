@@ -186,7 +186,7 @@ DEVICES = (
 )  # fmt: skip
 POLICIES = (
     Case(name="strict-refuses", fault="init:preset=p2p@world>=2", policy="strict", failure="p2p_or_acs", culprits=(0, 1), step="comm_init", ends=REFUSE),
-    Case(name="budget-ends-the-rung-that-runs", fault="init:hang@rank1", policy={"budget_s": 6}, within_s=20, failure="init_timeout_hang", culprits=(1,), step="comm_init", ends=REFUSE),
+    Case(name="budget-ends-the-rung-that-runs", fault="init:hang@rank1", policy={"budget_s": 6}, within_s=20, failure="init_timeout_hang", step="comm_init", ends=REFUSE),
     Case(name="observe-goes-on", fault="init:preset=p2p@world>=2", policy="observe", failure="p2p_or_acs", step="comm_init", ends=PROCEED),
 )  # fmt: skip
 CASES = (*HEALTHY, *STICKY, *RELIEF, *HANGS, *DEATHS, *ERRORS, *DEVICES, *POLICIES)
