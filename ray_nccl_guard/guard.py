@@ -106,7 +106,9 @@ class Preflight:
         if explore is not None and lost is None and self._worth_locating(rung, verdict, proof):
             hangs = any(r.outcome is Outcome.TIMED_OUT for r in proof.results)
             verdict = self._locate(verdict, explore(rung, hangs))
-        following = self.ladder.after_failure(verdict, budget_left_s=self._budget_left_s())
+        ended = (r.detail for r in proof.results if r.outcome in (Outcome.FAILED, Outcome.DIED, Outcome.TIMED_OUT))
+        during = next(filter(None, ended), "")
+        following = self.ladder.after_failure(verdict, budget_left_s=self._budget_left_s(), during=during)
         if isinstance(following, Decision):
             return following
         if any(r.stuck for r in proof.results):

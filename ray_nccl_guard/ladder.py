@@ -8,6 +8,7 @@ from typing import Any
 
 from ray_nccl_guard.classes import CLASSES, FailureClass
 from ray_nccl_guard.policy import Action, Policy
+from ray_nccl_guard.probe.operations import GLOO_LACKS_ON_CUDA
 from ray_nccl_guard.probe.spec import Step
 from ray_nccl_guard.verdict import Verdict
 
@@ -72,6 +73,8 @@ class Wanted:
         asked_gpus: GPUs a worker asked for; below 1 sharing a GPU was intended.
         user_settings: variables that the user has set on any rank: never overridden silently.
         settings_from: the file of each that is from one of NCCL's configuration files.
+        collectives: the operations that the job declares.
+        on_gpu: it trains on GPUs: some operations gloo has for CPU tensors only.
         has_legacy: this torch offers `nccl-legacy` beside a new `nccl` (2.15 and later).
     """
 
@@ -80,6 +83,8 @@ class Wanted:
     asked_gpus: float = 0.0
     user_settings: Mapping[str, str] = field(default_factory=dict)
     settings_from: Mapping[str, str] = field(default_factory=dict)
+    collectives: tuple[str, ...] = ()
+    on_gpu: bool = False
     has_legacy: bool = False
 
 
@@ -110,8 +115,8 @@ class Ladder:
             notes=tuple(self.notes),
         )
 
-    def after_failure(self, verdict: Verdict, *, budget_left_s: float = float("inf")) -> Rung | Decision:
-        """The current rung failed with `verdict`: the next rung to prove, or the decision if there is none."""
+    def after_failure(self, verdict: Verdict, *, budget_left_s: float = float("inf"), during: str = "") -> Rung | Decision:
+        """The current rung failed with `verdict`, `during` an operation: the next rung to prove, or the decision if there is none."""
         if self.primary is None or (self.rung.retry and not self.rung.env):
             self.primary = verdict
         if self.policy.report_only:
@@ -121,7 +126,7 @@ class Ladder:
                 because="policy observe only reports: training goes on as if the guard were not there",
                 notes=tuple(self.notes),
             )
-        following = self._next(verdict)
+        following = self._next(verdict, during)
         used_up = f"the time for all rungs (Policy.budget_s = {self.policy.budget_s:g} s) was used up"
         if isinstance(following, Decision):
             # A later rung that the budget cut short has not failed: nothing may be concluded from it.
@@ -169,10 +174,10 @@ class Ladder:
         assert self.primary is not None
         return self.policy.action_for(self.primary.failure).value
 
-    def _next(self, verdict: Verdict) -> Rung | Decision:
+    def _next(self, verdict: Verdict, during: str) -> Rung | Decision:
         primary = self.primary or verdict
         if self.rung.backend == GLOO:
-            return self._after_gloo(verdict)
+            return self._after_gloo(verdict, during)
         action = self.policy.action_for(primary.failure)
         if action is Action.RETRY and not any(r.retry for r in self._tried):
             return Rung(backend=self.rung.backend, env=self.rung.env, retry=True, why="this class is tried once more")
@@ -239,11 +244,14 @@ class Ladder:
             return self.refuse(f"policy {policy.name} never falls back to gloo")
         if size > policy.world_ceiling:
             return self.refuse(f"gloo is refused above {policy.world_ceiling} ranks, and this job has {size}")
+        if lacking := [name for name in self.wanted.collectives if self.wanted.on_gpu and name in GLOO_LACKS_ON_CUDA]:
+            named = ", ".join(f"{name} ({GLOO_LACKS_ON_CUDA[name]})" for name in lacking)
+            return self.refuse(f"gloo has no {named} of CUDA tensors, which this job declares among its collectives")
         if size > policy.world_warn:
             self.notes.append(f"gloo with {size} ranks: above {policy.world_warn} every step pays for rings over TCP")
         return Rung(backend=GLOO, price=True, why="no way with NCCL is left")
 
-    def _after_gloo(self, verdict: Verdict) -> Rung | Decision:
+    def _after_gloo(self, verdict: Verdict, during: str) -> Rung | Decision:
         relief = {k: v for k, v in verdict.relief.items() if k.startswith("GLOO_") and k not in self.wanted.user_settings}
         if relief and self.policy.relief and not any(r.backend == GLOO and r.env for r in self._tried):
             return Rung(backend=GLOO, env=relief, price=True, why="gloo took an interface that does not connect the hosts")
@@ -252,7 +260,8 @@ class Ladder:
             if self.policy.action_for(verdict.failure) is not Action.REFUSE and not any(r.retry for r in self._tried):
                 return Rung(backend=GLOO, retry=True, why="there is nothing below gloo, so it is tried once more")
             return self.refuse(f"the job asked for gloo, and {CLASSES[verdict.failure].summary}")
-        return self.refuse(f"gloo failed its own probe: {verdict.summary or CLASSES[verdict.failure].summary}")
+        where = f" in {during}" if during else ""
+        return self.refuse(f"gloo failed its own probe{where}: {verdict.summary or CLASSES[verdict.failure].summary}")
 
 
 def has_legacy(torch_version: str) -> bool:

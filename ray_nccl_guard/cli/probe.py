@@ -179,6 +179,8 @@ def _preflight(session: Session, asked: _Asked, backend: str, say: Callable[[str
         asked_gpus=session.asked_gpus,
         user_settings=facts.merged(fact.settings for fact in session.facts),
         settings_from=facts.merged(fact.settings_from for fact in session.facts),
+        collectives=asked.collectives,
+        on_gpu=any(fact.device_index is not None for fact in session.facts),
         has_legacy=has_legacy(session.facts[0].torch_version),
     )
     # Backends that are compared each stand for themselves.

@@ -206,6 +206,16 @@ def _coalesced(me: Member) -> None:
         _expect("coalesced all_reduce", tensor, (torch.arange(count, dtype=torch.float32) % 61 + 1) * weight)
 
 
+def _coalesced_all_gather(me: Member) -> None:
+    outs = [me.tensor(torch.zeros(count * me.world_size)) for count in (16, 32)]
+    with dist._coalescing_manager():
+        for out, count in zip(outs, (16, 32), strict=True):
+            dist.all_gather_into_tensor(out, me.tensor(pattern(me.rank, count)))
+    me.settle()
+    for out, count in zip(outs, (16, 32), strict=True):
+        _expect("coalesced all_gather", out, torch.cat([pattern(r, count) for r in range(me.world_size)]))
+
+
 # The keys are the names a job declares (`GuardedTorchConfig(collectives=...)`); `probe.operations` lists them without torch.
 RUN: dict[str, Callable[[Member], Any]] = {
     "all_reduce": all_reduce,
@@ -219,4 +229,5 @@ RUN: dict[str, Callable[[Member], Any]] = {
     "barrier": _barrier,
     "object_gather": _object_gather,
     "coalesced": _coalesced,
+    "coalesced_all_gather": _coalesced_all_gather,
 }

@@ -22,6 +22,7 @@ OPERATIONS = {
     "barrier": "allreduce",
     "object_gather": "allgather",
     "coalesced": "allreduce",
+    "coalesced_all_gather": "allgather",
 }
 ANY_COLLECTIVE = "coll"
 POINTS = (*STEPS, ANY_COLLECTIVE, *dict.fromkeys(OPERATIONS.values()))

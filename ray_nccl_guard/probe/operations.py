@@ -16,7 +16,12 @@ OPERATIONS = (
     "barrier",
     "object_gather",
     "coalesced",
+    "coalesced_all_gather",
 )
+
+# What gloo has not for CUDA tensors (torch 2.4 to 2.15): there is no CUDA class of send and receive, which take the raw
+# pointer (pytorch#11387), and a coalesced all_gather into a tensor crashes the process (pytorch#152645).
+GLOO_LACKS_ON_CUDA = {"send_recv": "pytorch#11387", "coalesced_all_gather": "pytorch#152645"}
 
 # What each kind of job calls, read in torch 2.15: DDP broadcasts parameters and all-reduces buckets; SyncBatchNorm gathers
 # statistics; FSDP gathers parameters into one tensor and scatters gradients; tensor parallelism reduces and gathers

@@ -131,6 +131,8 @@ class GuardedStart:
             asked_gpus=float(resources.get("GPU", getattr(group, "num_gpus_per_worker", 0)) or 0),
             user_settings=facts.merged(fact.settings for fact in self.facts),
             settings_from=facts.merged(fact.settings_from for fact in self.facts),
+            collectives=self.settings.collectives,
+            on_gpu=any(fact.device_index is not None for fact in self.facts),
             has_legacy=has_legacy(self.facts[0].torch_version) if self.facts else False,
         )
 

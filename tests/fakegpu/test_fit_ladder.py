@@ -69,11 +69,17 @@ def test_the_budget_ends_a_later_rung_too_and_is_not_its_failure(fits: Fits) -> 
     assert verdict(run)[0] == "p2p_or_acs", "the first rung's verdict is the run's"
 
 
-@pytest.mark.parametrize("preset, missing", [("fsdp", "coalesced"), ("pp", "send_recv")])
-def test_a_job_whose_collectives_gloo_has_not_is_refused_by_their_name(fits: Fits, preset: str, missing: str) -> None:
-    run = fits.guarded(P2P, collectives=preset, policy={"relief": False})
-    assert missing in refused(run), run.report["because"]
-    assert run.report["attempts"][-1]["backend"] == "gloo"
+def test_a_sharded_job_whose_gather_gloo_has_not_is_refused_by_its_name(fits: Fits) -> None:
+    run = fits.guarded(P2P, collectives=["fsdp", "coalesced_all_gather"], policy={"relief": False})
+    assert "gloo has no coalesced_all_gather (pytorch#152645) of CUDA tensors" in refused(run)
+    assert [rung[0] for rung in rungs(run)] == ["nccl"], "gloo was not tried"
+
+
+@pytest.mark.slow
+def test_a_sharded_job_that_gloo_can_serve_trains_on_it(fits: Fits) -> None:
+    run = fits.guarded(P2P, collectives="fsdp", policy={"relief": False})
+    trained_on(run, "gloo")
+    assert {"all_gather_into_tensor", "reduce_scatter"} <= set(run.report["collectives_proved"])
 
 
 @pytest.mark.slow

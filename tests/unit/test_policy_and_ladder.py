@@ -171,6 +171,21 @@ def test_each_rung_is_given_what_the_budget_has_left():
     assert len(given) == 2 and 900 < given[0] <= 1000 and given[1] < given[0] - 0.04
 
 
+def test_what_gloo_has_not_for_cuda_tensors_is_refused_by_name_before_it_is_tried():
+    declared = {"collectives": ("broadcast", "send_recv", "coalesced_all_gather")}
+    decision = ladder(on_gpu=True, **declared).after_failure(verdict(F.SHM_TOO_SMALL))
+    assert refused(decision) and "no send_recv (pytorch#11387), coalesced_all_gather (" in decision.because
+    assert ladder(on_gpu=False, **declared).after_failure(verdict(F.SHM_TOO_SMALL)).backend == "gloo", "CPU tensors it takes"
+    assert ladder(on_gpu=True, collectives=("broadcast",)).after_failure(verdict(F.SHM_TOO_SMALL)).backend == "gloo"
+
+
+def test_an_operation_in_which_gloo_fails_is_named():
+    steps = ladder()
+    steps.after_failure(verdict(F.SHM_TOO_SMALL))
+    decision = steps.after_failure(verdict(F.PROCESS_CRASHED), during="all_to_all")
+    assert refused(decision) and decision.because.startswith("gloo failed its own probe in all_to_all: ")
+
+
 def test_a_plain_gloo_job_is_tried_once_more_and_then_refused():
     steps = ladder(backend="gloo")
     assert steps.after_failure(verdict(F.INIT_TIMEOUT_HANG)).retry
