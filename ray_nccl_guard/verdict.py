@@ -177,9 +177,10 @@ def _named(evidence: Evidence, diagnosis: Diagnosis) -> Verdict:
 
 def _unknown(evidence: Evidence, diagnosis: Diagnosis) -> Verdict:
     said = next((r.text for r in evidence.ranks if r.text.strip()), "")
-    summary = (
-        f"an error that no rule knows: {said.strip().splitlines()[0][:200]}" if said else "no line names a known failure"
-    )
+    hint = next((s.rule.summary for s in diagnosis.sightings if s.rule.role is RuleRole.HINT), "")
+    summary = "no line names a known failure" + (f"; seen: {hint}" if hint else "")
+    if said:
+        summary = f"an error that no rule knows: {said.strip().splitlines()[0][:200]}"
     failed = tuple(r.rank for r in evidence.with_outcome(Outcome.FAILED) if r.rank is not None)
     return Verdict(
         failure=FailureClass.UNKNOWN,

@@ -223,6 +223,7 @@ def test_a_real_cause_beats_the_programs_own_error():
 ])  # fmt: skip
 def test_the_data_loaders_shared_memory_is_not_nccls_but_speaks_for_it_once_nccl_failed(line: str):
     assert named(line).failure is F.UNKNOWN
+    assert "data loader ran out of /dev/shm" in named(line).summary
     beside = named(
         f"{line}\nncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error."
     )
