@@ -8,6 +8,7 @@ Whether gloo can do it with GPU tensors depends on the version of torch. The pro
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import tempfile
 
@@ -44,6 +45,9 @@ def train_func(config: dict[str, int]) -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+    if dist.get_rank() == 0:
+        # A worker's print() is shown twice by Ray Train V2; its log lines once.
+        logging.info("trained on %s, loss %.4f", dist.get_backend(), loss.item())
     # Every rank takes part in gathering the parameters; rank 0 has them.
     whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     with tempfile.TemporaryDirectory() as folder:
@@ -73,7 +77,7 @@ def main() -> None:
         run_config=RunConfig(name="fsdp", storage_path=args.storage or tempfile.mkdtemp(prefix="nccl-guard-fsdp-")),
     )
     result = trainer.fit()
-    print(f"trained on {result.metrics['backend']}, loss {result.metrics['loss']:.4f}: {result.path}")
+    print(f"the guard's report: {result.path}/nccl_guard/report.json")
 
 
 if __name__ == "__main__":

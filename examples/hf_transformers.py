@@ -9,6 +9,7 @@ Accelerate takes the process group that is there, so the Trainer runs on the bac
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import tempfile
 
@@ -47,6 +48,9 @@ def train_func(config: dict[str, int]) -> None:
             train_dataset=rows,
         )
         outcome = prepare_trainer(trainer).train()
+    if dist.get_rank() == 0:
+        # A worker's print() is shown twice by Ray Train V2; its log lines once.
+        logging.info("trained on %s, loss %.4f", dist.get_backend(), outcome.training_loss)
     ray.train.report({"loss": outcome.training_loss, "backend": dist.get_backend()})
 
 
@@ -69,7 +73,7 @@ def main() -> None:
         run_config=RunConfig(name="hf", storage_path=args.storage or tempfile.mkdtemp(prefix="nccl-guard-hf-")),
     )
     result = trainer.fit()
-    print(f"trained on {result.metrics['backend']}, loss {result.metrics['loss']:.4f}: {result.path}")
+    print(f"the guard's report: {result.path}/nccl_guard/report.json")
 
 
 if __name__ == "__main__":

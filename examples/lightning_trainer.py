@@ -9,6 +9,7 @@ Ray's strategy joins the process group that is there, so Lightning trains on the
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import tempfile
 
@@ -57,6 +58,9 @@ def train_func(config: dict[str, int]) -> None:
     prepare_trainer(trainer).fit(model, loader)
     with torch.no_grad():
         loss = torch.nn.functional.mse_loss(model.cpu().layer(inputs), inputs.mean(dim=1, keepdim=True))
+    if dist.get_rank() == 0:
+        # A worker's print() is shown twice by Ray Train V2; its log lines once.
+        logging.info("trained on %s, loss %.4f", dist.get_backend(), loss.item())
     ray.train.report({"loss": loss.item(), "backend": dist.get_backend()})
 
 
@@ -79,7 +83,7 @@ def main() -> None:
         run_config=RunConfig(name="lightning", storage_path=args.storage or tempfile.mkdtemp(prefix="nccl-guard-pl-")),
     )
     result = trainer.fit()
-    print(f"trained on {result.metrics['backend']}, loss {result.metrics['loss']:.4f}: {result.path}")
+    print(f"the guard's report: {result.path}/nccl_guard/report.json")
 
 
 if __name__ == "__main__":

@@ -109,8 +109,9 @@ def _do(fault: Fault, task: RankTask, doing: str) -> None:
         case "exit":
             os._exit(fault.number)
         case "wrong":
-            # The words of `collectives.WrongResult`, whose numbers would be made up here.
-            raise Drilled(f"wrong result: {doing} returned other numbers than are right {MARK}")
+            from ray_nccl_guard.probe.collectives import WrongResult
+
+            raise WrongResult(f"wrong result: {doing} returned other numbers than are right {MARK}")
         case _:
             _fail(fault, task)
 
