@@ -13,6 +13,7 @@ full = GuardedTorchConfig(
     eager_init=False,
 )
 by_name = GuardedTorchConfig(policy="fallback", probe=None)
+rehearsed = [GuardedTorchConfig(drill="init:hang@rank1"), GuardedTorchConfig(drill=["init:hang@rank1", "coll:abort@rank0"])]
 presets: list[Policy] = [Policy(), Policy.fallback(), Policy.strict(), Policy.observe(), Policy.from_name("strict")]
 
 
