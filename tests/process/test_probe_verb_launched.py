@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -70,6 +71,39 @@ def test_two_processes_that_call_themselves_one_rank_are_told():
     said = launch([0, 1, 1], 2, "--wait", "20")
     assert 20 in {code for code, _, _ in said}
     assert any("call themselves rank 1 of 2" in out + err for _, out, err in said), said
+
+
+def test_a_world_of_one_needs_nobody_else():
+    ((code, out, _),) = launch([0], 1)
+    assert code == 0 and "1 of 1 ranks" in out
+
+
+@pytest.mark.parametrize("how, code", [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_ranks_whose_rank_0_is_ended_end_by_themselves(how, code):
+    port = free_port()
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.process.faulty_probe", "hang@1", "probe", "--from-env", "--backend", "gloo",
+             "--timeout", "8"],
+            env=environment(**variables(rank, 3, port)), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(3)
+    ]  # fmt: skip
+    try:
+        assert ranks[0].stderr is not None
+        for line in ranks[0].stderr:
+            if "the communicator" in line:
+                break
+        time.sleep(1.0)  # into the hang
+        ranks[0].send_signal(how)
+        assert ranks[0].wait(timeout=30) == code
+        for rank in ranks[1:]:
+            _, said = rank.communicate(timeout=LIMIT_S)
+            assert rank.returncode == 20 and "the store of the probe" in said and "has gone" in said, said
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
 
 
 @pytest.mark.parametrize("backend, wanted", [("gloo", 0), pytest.param("nccl", 20, marks=pytest.mark.slow)])
