@@ -3,10 +3,10 @@
     python benchmarks/classify.py [--reports FILE] [--megabytes N] [--rounds 3] [--json]
 
 Figures come with what they stand on: `first` are the reports that the rules were written against, `second` were added
-later, with logs of healthy start-ups and of unrelated failures among them. `third` to `tenth` were collected
-(the seventh and half of the eighth: made) and labelled before any rule had been looked at for them, and measured then
+later, with logs of healthy start-ups and of unrelated failures among them. `third` to `eleventh` were collected
+(the seventh, half of the eighth and the eleventh: made) and labelled before any rule had been looked at for them, and measured then
 (results/classify_blind_202611.md); rules have been written since with half of the third and fourth and all of the sixth to
-ninth in sight, so what this prints of those is no blind figure either.
+ninth and the eleventh in sight, so what this prints of those is no blind figure either.
 """
 
 from __future__ import annotations
