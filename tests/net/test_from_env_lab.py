@@ -13,7 +13,7 @@ import pytest
 from tests.net.netlab import REPOSITORY, Lab
 
 pytest.importorskip("torch", reason="torch is not installed")
-pytestmark = [pytest.mark.usefixtures("lab_works"), pytest.mark.slow]
+pytestmark = pytest.mark.usefixtures("lab_works")
 
 # Imports of torch, one a host on shared cores, and the probe's own deadlines.
 LIMIT_S = 200.0
@@ -61,7 +61,7 @@ def test_hosts_that_have_only_ipv6_prove_gloo():
     "make, culprits, says",
     [
         pytest.param(lambda lab: lab.close_ports(1), [1], "h1: inbound blocked", id="inbound"),
-        pytest.param(lambda lab: lab.drop_syn(2, 1), [1, 2], "h2 -> h1", id="one direction"),
+        pytest.param(lambda lab: lab.drop_syn(2, 1), [1, 2], "h2 -> h1", id="one direction", marks=pytest.mark.slow),
     ],
 )
 def test_a_fault_between_hosts_is_named_before_gloo_waits_for_it(make: Callable[[Lab], None], culprits, says):
@@ -75,6 +75,7 @@ def test_a_fault_between_hosts_is_named_before_gloo_waits_for_it(make: Callable[
     assert report["attempts"][0]["seconds"] < 15
 
 
+@pytest.mark.slow
 def test_a_firewall_that_gloo_never_meets_refuses_nobody():
     with Lab(3) as lab:
         lab.close_ports(2)  # gloo connects from the larger address to the smaller, and nobody's is larger than h2's
@@ -83,6 +84,7 @@ def test_a_firewall_that_gloo_never_meets_refuses_nobody():
     assert report["verdict"]["failure"] == "ok"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make, why",
     [
