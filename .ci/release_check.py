@@ -127,8 +127,9 @@ def used(python: str, folder: Path) -> None:
     if "trained: " not in output or not report.is_file():
         raise SystemExit(f"release check: the quickstart left no report at {report}.\n{output[-4000:]}")
     command = str(Path(python).parent / "ray-nccl-guard")
+    log = "NCCL WARN Cuda failure 209 'no kernel image is available for execution on the device'\n"
     for words in (["--version"], ["rules"], ["explain", "no_gpu_visible"], ["classify", "-"]):
-        run(" ".join(words), [command, *words], cwd=folder, given="NCCL WARN Cuda failure 'no kernel image'\n")
+        run(" ".join(words), [command, *words], cwd=folder, given=log)
     page = folder / "report.html"
     # 0: NCCL it is, 10: a fall-back, as on a machine without GPUs.
     run("report", [command, "report", str(report), "--html", str(page)], cwd=folder, good=(0, 10))

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 import urllib.request
@@ -35,8 +34,13 @@ def bare_python(folder: Path) -> str:
     """An interpreter that has everything but the package: a path file does not follow the editable install's own one."""
     venv.create(folder, with_pip=False, symlinks=True)
     site = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
-    (site / "base.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    (site / "base.pth").write_text(packages_here())
     return str(folder / "bin" / "python")
+
+
+def packages_here() -> str:
+    """The lines of a path file that leads to this environment's packages, whichever folders they lie in."""
+    return "".join(f"{path}\n" for path in sys.path if path.endswith("site-packages"))
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -6,14 +6,13 @@ import json
 import os
 import subprocess
 import sys
-import sysconfig
 import venv
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("ray", reason="ray is not installed")
-from tests.ray.clusters import ROOT, environment
+from tests.ray.clusters import ROOT, environment, packages_here
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -38,7 +37,7 @@ def old_python() -> str:
         if done.returncode != 0:
             pytest.skip(f"ray {OLD} cannot be installed here: {done.stderr.strip().splitlines()[-1]}")
         (folder / "complete").touch()
-    (folder / site / "base.pth").write_text(sysconfig.get_path("purelib") + "\n")  # after the old Ray on the path
+    (folder / site / "base.pth").write_text(packages_here())  # after the old Ray on the path
     return str(python)
 
 

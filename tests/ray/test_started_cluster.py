@@ -7,15 +7,13 @@ import os
 import signal
 import socket
 import subprocess
-import sys
-import sysconfig
 import time
-import venv
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("ray", reason="ray is not installed")
+from tests.ray import clusters
 
 # Several fits on clusters of their own: part of .ci/run, not of make test.
 pytestmark = pytest.mark.slow
@@ -24,12 +22,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def bare_python(tmp_path_factory) -> str:
-    """An interpreter that has everything but the package: a path file does not follow the editable install's own one."""
+    """An interpreter that has everything but the package."""
     folder = tmp_path_factory.mktemp("bare")
-    venv.create(folder, with_pip=False, symlinks=True)
-    site = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
-    (site / "base.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    python = str(folder / "bin" / "python")
+    python = clusters.bare_python(folder)
     done = subprocess.run([python, "-c", "import ray_nccl_guard"], cwd=folder, capture_output=True, timeout=60, check=False)
     assert b"ModuleNotFoundError" in done.stderr, "the package must not be there"
     return python
