@@ -19,7 +19,7 @@ test-unit test-process test-fakegpu test-ray test-net: test-%: $(VENV)/.installe
 
 # Half an hour more: hangs in training end to end, and guarded fits over network namespaces (root).
 test-long: $(VENV)/.installed-test
-	$(BIN)/python -m pytest tests/ray/test_flight.py tests/ray/test_flight_live.py tests/net/test_ray_lab.py tests/net/test_from_env_lab.py -q
+	$(BIN)/python -m pytest tests/ray/test_flight.py tests/ray/test_flight_more.py tests/ray/test_flight_callbacks.py tests/ray/test_flight_live.py tests/net/test_ray_lab.py tests/net/test_from_env_lab.py -q
 
 check: $(VENV)/.installed-test
 	$(BIN)/ruff check .

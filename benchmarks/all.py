@@ -41,8 +41,8 @@ BENCHMARKS = (
     Benchmark("classify", "how well and how fast are failures named, beside grep", "classify.py", 240),
     Benchmark("arch_scan", "the fatbin reader beside cuobjdump, and the `compat` verb", "arch_scan.py --rounds 3", 300),
     Benchmark(
-        "flight", "reading Flight Recorder dumps beside torchfrtrace; what recording costs",
-        "flight.py --peer --rounds 2 --deadline-s 60 --recording gloo nccl nccl-legacy", 420,
+        "flight", "reading Flight Recorder dumps beside torchfrtrace, whom they convict; what recording costs",
+        "flight.py --peer --rounds 2 --deadline-s 60 --accuracy --recording gloo nccl nccl-legacy", 420,
     ),
     Benchmark("reachability", "the peers check among hosts, healthy and with drops", "reachability.py", 240),
     Benchmark("locate_sim", "rounds and worlds of locating, beside DLRover's and all pairs", "locate_sim.py", 60),

@@ -1,6 +1,6 @@
 """What reading Flight Recorder dumps costs, beside torch's own analyser, and what recording them costs.
 
-    python benchmarks/flight.py [--sizes 64x200 1024x200] [--peer] [--recording [BACKEND ...]] [--json]
+    python benchmarks/flight.py [--sizes 64x200 1024x200] [--peer] [--accuracy [FOLDER ...]] [--recording [BACKEND ...]] [--json]
 
 Dumps are synthetic, in the bytes that torch's pickler writes (tests/unit/flight_builders.py): one default group on NCCL,
 three frames of stack a record, rank 3 one call behind. Each reader runs in a process of its own; CPU seconds and peak
@@ -22,6 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import harness
+from benchmarks.flight_accuracy import accuracy
 
 CULPRIT = 3
 SIZES = ("64x2000", "256x2000", "1024x200", "1024x2000")
@@ -178,8 +179,12 @@ def main() -> None:
         "--recording", nargs="*", choices=backends, metavar="BACKEND",
         help=f"measure what recording costs a collective of {', '.join(backends)} (none named: gloo)",
     )  # fmt: skip
+    parser.add_argument(
+        "--accuracy", nargs="*", type=Path, metavar="FOLDER",
+        help="say who is named and who should be, over sets with a known truth (no folder: this repository's own)",
+    )  # fmt: skip
     args = parser.parse_args()
-    top = harness.head("Flight Recorder dumps: reading them beside torchfrtrace, and recording them")
+    top = harness.head("Flight Recorder dumps: reading them beside torchfrtrace, whom they convict, and recording them")
     rows: list[dict[str, Any]] = []
     found = []
     for size in args.sizes:
@@ -191,6 +196,10 @@ def main() -> None:
             found.append(
                 f"{size.replace('x', ' ranks x ')} records: {guard['median']:.2g} CPU s, {guard['peak MB']} MB{beside}."
             )
+    if args.accuracy is not None:
+        more, sentences = accuracy(args.accuracy, args.peer)
+        rows += more
+        found += sentences
     if args.recording is not None:
         more, sentences = recording(args.recording or ["gloo"], count=2000, rounds=args.rounds)
         rows += more

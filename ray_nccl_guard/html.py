@@ -46,7 +46,7 @@ class Cell:
     seconds: str = ""
 
 
-def page(report: Report, flight: FlightVerdict | None = None) -> str:
+def page(report: Report) -> str:
     """The whole page.
 
     Raises:
@@ -72,7 +72,7 @@ def page(report: Report, flight: FlightVerdict | None = None) -> str:
             ranks_text=ranks_text,
             ok=report.verdict.failure is FailureClass.OK,
             codes=_codes(report),
-            flight=fragment(flight) if flight else "",
+            flight=_flight(report),
         )
     )
 
@@ -95,6 +95,17 @@ def _level(report: Report) -> str:
 
 def _sentence(report: Report) -> str:
     return render.render(report).splitlines()[0]
+
+
+def _flight(report: Report) -> str:
+    """The tables of a run that ended badly, and its record sheet."""
+    if not report.flight:
+        return ""
+    try:
+        verdict = FlightVerdict.from_json(report.flight)
+    except (KeyError, TypeError, ValueError):  # of another version, or by hand: the page is worth having without
+        return "<p>What the Flight Recorder told is not in a form that this version knows; see report.json.</p>"
+    return fragment(verdict, str(report.flight.get("sheet", "")))
 
 
 def _ended(report: Report) -> dict[str, Any]:

@@ -29,6 +29,7 @@ def run(args: argparse.Namespace) -> int:
     from ray_nccl_guard import flight
     from ray_nccl_guard.errors import UsageError
     from ray_nccl_guard.flight import render
+    from ray_nccl_guard.flight.sheet import sheet
 
     if args.run_name is not None:
         return _ask(args)
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         for skipped in dumps.skipped[:20]:
             print(f"  {render.clean(skipped.source)}: {render.clean(skipped.reason)}", file=sys.stderr)
     else:
-        _show(render.sheet(verdict) if args.sheet else render.text(verdict, all_groups=args.all_groups))
+        _show(sheet(verdict) if args.sheet else render.text(verdict, all_groups=args.all_groups))
     if not dumps.by_rank:
         return EXIT_UNREADABLE
     return EXIT_CONSISTENT if verdict.kind is flight.Kind.NONE else EXIT_FOUND
@@ -59,6 +60,7 @@ def _ask(args: argparse.Namespace) -> int:
     from ray_nccl_guard import flight
     from ray_nccl_guard.errors import UsageError
     from ray_nccl_guard.flight import render
+    from ray_nccl_guard.flight.sheet import sheet
 
     if args.paths or args.world_size is not None:
         raise UsageError("--run asks the ranks themselves: it takes neither dumps nor --world-size")
@@ -73,7 +75,7 @@ def _ask(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(collected.to_json() | verdict.to_json() | {"moved": {str(r): n for r, n in asked.moved.items()}}))
     elif args.sheet:
-        _show(render.sheet(verdict))
+        _show(sheet(verdict, asked.about))
     else:
         _show(render.text(verdict, all_groups=args.all_groups) + collected.places())
     if not collected.recorder:

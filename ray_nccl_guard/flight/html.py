@@ -10,7 +10,7 @@ from ray_nccl_guard.flight.verdict import FlightVerdict, GroupRow, GroupTable
 _MAX_ROWS = 2048  # rows of one table: a page with more does not scroll well, and the JSON has them all
 
 
-def fragment(verdict: FlightVerdict) -> str:
+def fragment(verdict: FlightVerdict, sheet: str = "") -> str:
     """A `<section>` with the classes `flight`, `odd` and `missing` to style; nothing in it comes from outside unescaped."""
     parts = [
         f'<section class="flight"><h2>Flight Recorder: {escape(verdict.kind.value)}, {escape(verdict.certainty.value)}</h2>',
@@ -23,6 +23,8 @@ def fragment(verdict: FlightVerdict) -> str:
         frames = "\n".join(f"{frame.file}:{frame.line} in {frame.name}" for frame in user_frames(stack.frames))
         side = "culprit" if stack.culprit else "others"
         parts.append(f"<h3>{side}: ranks {who}, {escape(stack.op)}, call {stack.seq}</h3><pre>{escape(frames)}</pre>")
+    if sheet:
+        parts.append(f"<details><summary>Record sheet</summary><pre>{escape(sheet)}</pre></details>")
     return "\n".join([*parts, "</section>"])
 
 

@@ -21,7 +21,7 @@ _MAX_CALL = 40  # columns left of a hundred by ranks, numbers and the mark
 def text(verdict: FlightVerdict, *, all_groups: bool = False) -> str:
     """The whole message. Groups in which nothing is odd are only counted, unless `all_groups`."""
     level = {Kind.NONE: "ok"}.get(verdict.kind, "error")
-    lines = [*_wrapped(f"{level}[{verdict.kind.value}]: {verdict.summary}", ""), ""]
+    lines = [*wrapped(f"{level}[{verdict.kind.value}]: {verdict.summary}", ""), ""]
     lines += _labelled("culprit", [ranks(verdict.culprit_ranks) if verdict.culprit_ranks else "not named by these dumps"])
     if verdict.kind is Kind.NONE:
         lines.pop()
@@ -36,7 +36,7 @@ def text(verdict: FlightVerdict, *, all_groups: bool = False) -> str:
     lines += _stacks(verdict.stacks)
     lines += _notes(verdict.skipped)
     if verdict.next:
-        lines += _wrapped(verdict.next, "help: ")
+        lines += wrapped(verdict.next, "help: ")
     return "\n".join(lines) + "\n"
 
 
@@ -45,7 +45,8 @@ def clean(words: str) -> str:
     return "".join(char if " " <= char <= "~" else "?" for char in words)
 
 
-def _wrapped(words: str, label: str) -> list[str]:
+def wrapped(words: str, label: str) -> list[str]:
+    """A sentence in lines of a hundred columns, the first behind `label`."""
     return textwrap.wrap(
         clean(words), _WIDTH, initial_indent=label, subsequent_indent=" " * (len(label) or 2), break_on_hyphens=False
     )
@@ -54,7 +55,7 @@ def _wrapped(words: str, label: str) -> list[str]:
 def _labelled(label: str, sentences: Iterable[str]) -> list[str]:
     lines: list[str] = []
     for sentence in sentences:
-        lines += _wrapped(sentence, f"  {label:<{_LABEL}}")
+        lines += wrapped(sentence, f"  {label:<{_LABEL}}")
         label = ""
     return lines
 
@@ -62,7 +63,7 @@ def _labelled(label: str, sentences: Iterable[str]) -> list[str]:
 def _notes(skipped: tuple[Skipped, ...]) -> list[str]:
     unused = [file for file in skipped if not file.repeats]
     lines = [
-        line for file in unused[:_MAX_NOTES] for line in _wrapped(f"{file.source} was not used: {file.reason}", "note: ")
+        line for file in unused[:_MAX_NOTES] for line in wrapped(f"{file.source} was not used: {file.reason}", "note: ")
     ]
     if len(unused) > _MAX_NOTES:
         lines.append(f"note: {len(unused) - _MAX_NOTES} more files were not used (--json lists them)")
@@ -95,7 +96,7 @@ def _table(group: GroupTable) -> Iterator[str]:
         if not has_dump:
             yield f"    {_fit(ranks(sharing)):<24} {'?':>10} {'?':>10}   no dump"
             continue
-        yield f"    {_fit(ranks(sharing)):<24} {_number(completed):>10} {_number(requested):>10}   {call}{mark}".rstrip()
+        yield f"    {_fit(ranks(sharing)):<24} {number(completed):>10} {number(requested):>10}   {call}{mark}".rstrip()
     if len(places) > _MAX_ROWS:
         yield f"    and {len(places) - _MAX_ROWS} more places (--json has every rank)"
 
@@ -107,7 +108,8 @@ def _call(row: GroupRow) -> str:
     return words if len(words) <= _MAX_CALL else words[: _MAX_CALL - 3] + "..."
 
 
-def _number(value: object) -> str:
+def number(value: object) -> str:
+    """A sequence number, `-` for one that is not known."""
     return "-" if value is None else str(value)
 
 
@@ -120,45 +122,7 @@ def _stacks(stacks: tuple[CallStack, ...]) -> list[str]:
     lines: list[str] = []
     for stack in stacks:
         role = "the culprit's call" if stack.culprit else "where the others are"
-        lines += _wrapped(f"{role}: {ranks(stack.ranks)}, {stack.op}, call {stack.seq} of group {stack.group}", "  ")
+        lines += wrapped(f"{role}: {ranks(stack.ranks)}, {stack.op}, call {stack.seq} of group {stack.group}", "  ")
         for frame in user_frames(stack.frames)[:_MAX_FRAMES]:
             lines.append(f"    {clean(frame.file)}:{frame.line} in {clean(frame.name)}")
     return [*lines, ""] if lines else []
-
-
-def sheet(verdict: FlightVerdict) -> str:
-    """A record of the hang with no line left out: what is not known says so. Meant to be filed with the run."""
-    done = [
-        f"{ranks([row.rank])} in group {group.name}: completed {_number(row.last_completed)}, requested "
-        f"{_number(row.last_requested)}"
-        for group in verdict.groups
-        for row in group.rows
-        if row.odd or not row.has_dump
-    ]
-    expected = [
-        f"group {group.name} ({group.desc or 'no description'}): {ranks(row.rank for row in group.rows)}"
-        + ("" if group.members_known else ", as far as seen")
-        for group in verdict.groups
-    ]
-    fields = {
-        "ranks": [f"{verdict.ranks}"],
-        "missing records": [ranks(verdict.missing_dumps) if verdict.missing_dumps else "none"],
-        "versions": verdict.versions or ("not recorded",),
-        "devices": ["not recorded in Flight Recorder dumps"],
-        "expected ranks": expected or ["no group on record"],
-        "odd cells": done or ["none"],
-        "earlier errors": ["not recorded in Flight Recorder dumps: read the logs (ray-nccl-guard classify)"],
-        "hypothesis": [f"{verdict.kind.value}: {verdict.summary}"],
-        "culprits": [ranks(verdict.culprit_ranks) if verdict.culprit_ranks else "none named"],
-        "certainty": [verdict.certainty.value],
-        "evidence": verdict.because or ("no rank differs from another",),
-        "against it": verdict.against or ("nothing found",),
-        "cannot say": verdict.cannot_say or ("nothing beyond the above",),
-        "next": [verdict.next or "nothing to do"],
-    }
-    lines = []
-    for name, values in fields.items():
-        for value in values:
-            lines += _wrapped(value, f"{name:<18}")
-            name = ""
-    return "\n".join(lines) + "\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,3 +159,37 @@ class FlightVerdict:
             "versions": list(self.versions),
             "skipped": [skipped._asdict() for skipped in self.skipped],
         }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> FlightVerdict:
+        """What `to_json` gave, from a saved report.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is none.
+        """
+        plain = {
+            name: tuple(data[name])
+            for name in ("culprit_ranks", "missing_dumps", "because", "against", "cannot_say", "versions")
+        }
+        return cls(
+            kind=Kind(data["kind"]),
+            certainty=Certainty(data["certainty"]),
+            ranks=data["ranks"],
+            groups=tuple(
+                GroupTable(
+                    name=group["name"], desc=group["desc"], members_known=group["members_known"],
+                    rows=tuple(GroupRow(**row) for row in group["ranks"]),
+                )
+                for group in data["groups"]
+            ),
+            summary=data["summary"],
+            next=data["next"],
+            stacks=tuple(
+                CallStack(
+                    **{**stack, "ranks": tuple(stack["ranks"]), "frames": tuple(Frame(**frame) for frame in stack["frames"])}
+                )
+                for stack in data["stacks"]
+            ),
+            skipped=tuple(Skipped(**skipped) for skipped in data["skipped"]),
+            **plain,
+        )  # fmt: skip

@@ -12,11 +12,13 @@ import ray
 
 from ray_nccl_guard.errors import UsageError
 from ray_nccl_guard.flight import FlightVerdict, Kind
+from ray_nccl_guard.flight.sheet import About
 from ray_nccl_guard.flight.words import ranks as named
 from ray_nccl_guard.ray_train import flight_live
+from ray_nccl_guard.ray_train.flight_about import ended_words
 from ray_nccl_guard.ray_train.flight_ends import ends
 from ray_nccl_guard.ray_train.flight_gather import gather
-from ray_nccl_guard.ray_train.flight_judge import Collected, judge
+from ray_nccl_guard.ray_train.flight_judge import Collected, judge, moved
 from ray_nccl_guard.ray_train.flight_pull import Gathered
 from ray_nccl_guard.ray_train.probe_cluster import _connect as connect
 from ray_nccl_guard.ray_train.workers import Workers
@@ -32,10 +34,12 @@ class Asked:
 
     Attributes:
         moved: calls that each rank asked for between the two questions, of those that asked for any.
+        about: what the run knows of itself.
     """
 
     collected: Collected
     moved: dict[int, int]
+    about: About
 
     @property
     def verdict(self) -> FlightVerdict:
@@ -80,8 +84,11 @@ def ask_run(name: str, address: str, say: Callable[[str], None]) -> Asked:
         after = judge(gathered, ends(len(run), gathered, {}), len(run))
     finally:
         ray.shutdown()
-    grown = {rank: count - before.recorded.get(rank, count) for rank, count in after.recorded.items()}
-    return Asked(collected=after, moved={rank: more for rank, more in grown.items() if more > 0})
+    return Asked(collected=after, moved=moved(before, after), about=_about(run, after))
+
+
+def _about(run: flight_live.LiveRun, after: Collected) -> About:
+    return replace(run.about, earlier=(*run.about.earlier, *ended_words(after.ends)))
 
 
 def _gather(workers: Workers, run: flight_live.LiveRun) -> Gathered:

@@ -1,4 +1,4 @@
-"""How each rank ended, as Ray Train knows it: raised, died, silent, returned, or still somewhere in `train_func`."""
+"""How each rank ended, as Ray Train knows it, and whether that may have left somebody waiting."""
 
 from __future__ import annotations
 
@@ -88,3 +88,37 @@ def _place_in(traceback: str) -> str:
 def _short(error: BaseException) -> str:
     line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     return f"{type(error).__name__}: {line}"[:_LONGEST] if line else type(error).__name__
+
+
+def ended_badly(status: Any, group: Any) -> bool:
+    """Whether somebody may have been left waiting.
+
+    Not if all ended well, nor if every rank raised for a reason of its own (a bug that all ranks meet), nor if Ray took the
+    nodes away. A hang that Ray's NCCL RAS callback confirms is an error that the poll status does not show.
+    """
+    errors = getattr(status, "errors", {})
+    if not errors:
+        return ras_confirmed_a_hang(group)
+    if getattr(status, "has_preempted_worker", lambda: False)():
+        return False
+    everyone = len(errors) == len(status.worker_statuses)
+    return not (everyone and all(_is_own(error) for error in errors.values()))
+
+
+def _is_own(error: BaseException) -> bool:
+    """Raised by the program in `train_func`; Ray's own errors say that a worker died or does not answer."""
+    return not of_a_collective(error) and not type(error).__name__.startswith(("WorkerHealthCheck", "RayActor", "ActorDied"))
+
+
+def ras_confirmed_a_hang(group: Any) -> bool:
+    """Whether Ray's own callback (2.60 and later, switched on by the user) holds some communicator to hang now.
+
+    It counts the polls of NCCL's RAS at which a communicator stood still, and calls it a hang at a number of them; under its
+    action `observe` that ends in a warning only, under `fail` in an error that names no worker.
+    """
+    for callback in getattr(group, "_callbacks", ()):
+        if type(callback).__name__ == "NCCLRASCallback":
+            frozen = getattr(callback, "comm_deadlock_count", {})
+            enough = getattr(callback, "_confirm_poll_counts", float("inf"))
+            return any(count >= enough for count in frozen.values())
+    return False

@@ -135,6 +135,12 @@ def judge(gathered: Gathered, ends: Mapping[int, End], world_size: int) -> Colle
     )
 
 
+def moved(before: Collected, after: Collected) -> dict[int, int]:
+    """How many calls each rank has asked for between the two, of the ranks that asked for any."""
+    grown = {rank: count - before.recorded.get(rank, count) for rank, count in after.recorded.items()}
+    return {rank: more for rank, more in grown.items() if more > 0}
+
+
 def dumps_by_recorder(gathered: Gathered) -> dict[str, dict[str, bytes]]:
     """The compressed dumps, by recorder and by a name that ends in the rank.
 

@@ -12,6 +12,7 @@ import ray
 from ray import cloudpickle
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_list, _internal_kv_put
 
+from ray_nccl_guard.flight.sheet import About
 from ray_nccl_guard.ray_train.recorder import Armed
 from ray_nccl_guard.ray_train.workers import is_v2
 
@@ -30,6 +31,7 @@ class LiveRun:
     Attributes:
         actors: the workers' handles, by rank.
         method: the method of a worker that executes a function on its main thread.
+        about: what the run knows of itself.
         since: the controller's clock when the group started (Unix seconds), to tell runs of one name apart.
     """
 
@@ -37,6 +39,7 @@ class LiveRun:
     actors: tuple[Any, ...]
     method: str
     armed: tuple[Armed, ...]
+    about: About
     since: float
 
     def __len__(self) -> int:
@@ -47,7 +50,7 @@ class LiveRun:
         return getattr(self.actors[rank], self.method).remote(function, *args)
 
 
-def announce(group: Any, armed: Sequence[Armed], run_name: str, unique: str) -> str:
+def announce(group: Any, armed: Sequence[Armed], run_name: str, unique: str, about: About) -> str:
     """Leave the group's handles; returns the key, empty if they could not be left (the run goes on without)."""
     key = f"{_PREFIX}{run_name}/{unique}"
     try:
@@ -57,6 +60,7 @@ def announce(group: Any, armed: Sequence[Armed], run_name: str, unique: str) -> 
             actors=tuple(worker.actor for worker in workers),
             method="execute" if is_v2(group) else "_RayTrainWorker__execute",
             armed=tuple(armed),
+            about=about,
             since=time.time(),
         )
         _internal_kv_put(key, cloudpickle.dumps(run), overwrite=True, namespace=_NAMESPACE)

@@ -8,7 +8,6 @@ from typing import Any
 
 from ray_nccl_guard import html, render
 from ray_nccl_guard.classes import FailureClass
-from ray_nccl_guard.flight import FlightVerdict
 from ray_nccl_guard.ray_train import metrics, storage
 from ray_nccl_guard.ray_train.run_folder import run_folder
 from ray_nccl_guard.ray_train.workers import Workers
@@ -22,7 +21,7 @@ FOLDER = "nccl_guard"
 _under_way: list[storage.Writing] = []
 
 
-def write(report: Report, workers: Workers, flight: FlightVerdict | None = None) -> Report:
+def write(report: Report, workers: Workers) -> Report:
     """Write the report under the run's storage; returns it with the run's name and its path (empty if not written).
 
     A healthy start does not wait for it, since nobody has to read that report now: `settle` does when the group ends.
@@ -32,9 +31,9 @@ def write(report: Report, workers: Workers, flight: FlightVerdict | None = None)
         return report
     report = report.with_changes(run_name=place[1].rstrip("/").rpartition("/")[2])
     folder = f"{place[1]}/{FOLDER}"
-    writing = storage.Writing(place[0], folder, lambda: _files(report, flight))
+    writing = storage.Writing(place[0], folder, lambda: _files(report))
     path = f"{folder}/report.json"
-    if _well(report) and flight is None:
+    if _well(report) and report.flight is None:
         _under_way.append(writing)
     elif not _arrived(writing):
         path = ""
@@ -58,11 +57,11 @@ def _well(report: Report) -> bool:
     return report.verdict.failure is FailureClass.OK and report.guard_error is None
 
 
-def _files(report: Report, flight: FlightVerdict | None) -> dict[str, bytes]:
+def _files(report: Report) -> dict[str, bytes]:
     # `report.json` is the only JSON directly in the folder: others look for it there.
     files = {"report.json": json.dumps(report.to_json(), indent=1).encode()}
     try:
-        files["report.html"] = html.page(report, flight).encode()
+        files["report.html"] = html.page(report).encode()
     except html.NoTemplates as error:
         log.debug("nccl_guard: report.html was not written: %s (%s)", error, "; ".join(error.help))
     return files

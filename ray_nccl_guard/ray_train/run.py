@@ -75,6 +75,7 @@ class GuardedStart:
         watch.arm(change_settings=not self.policy.report_only)
         if self.policy.report_only:
             self.run_state.flight = watch
+            watch.attend()
             return False
         self._train_on(report, preflight, watch)
         return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -41,6 +42,48 @@ def one_more(rank: int, device: torch.device) -> None:
         dist.all_reduce(torch.ones(8).to(device))
 
 
+def other_dtype(rank: int, device: torch.device) -> None:
+    # As many bytes, so that nothing but the type tells them apart.
+    dist.all_reduce(torch.ones(16, dtype=torch.int32 if rank == CULPRIT else torch.float32).to(device))
+
+
+def hangs_in_nccl(rank: int, device: torch.device) -> None:
+    dist.all_reduce(torch.ones(16).to(device))  # a fault of the double keeps one rank's from running
+
+
+def dies(rank: int, device: torch.device) -> None:
+    if rank == CULPRIT:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.ones(16).to(device))
+
+
+def mesh_skips(rank: int, device: torch.device) -> None:
+    """Rows [0, 1], [2, 3] and columns [0, 2], [1, 3]: the culprit's row stands, then its neighbours' columns, then all."""
+    rows = [dist.new_group(ranks, group_desc="tp") for ranks in ([0, 1], [2, 3])]
+    columns = [dist.new_group(ranks, group_desc="dp") for ranks in ([0, 2], [1, 3])]
+    for step in range(3):
+        if rank == CULPRIT and step == 2:
+            time.sleep(60)  # the culprit of the mesh sleeps
+        dist.all_reduce(torch.ones(8).to(device), group=rows[rank // 2])
+        torch.cuda.synchronize()
+        dist.all_reduce(torch.ones(32).to(device), group=columns[rank % 2])
+        torch.cuda.synchronize()
+
+
+def ddp_unused_branch(rank: int, device: torch.device) -> None:
+    class Branched(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.common, self.branch = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.common(x)
+            return x if rank == CULPRIT else self.branch(x)
+
+    model = torch.nn.parallel.DistributedDataParallel(Branched().to(device), device_ids=[device.index])
+    model(torch.ones(2, 8).to(device)).sum().backward()
+
+
 def nothing_odd(rank: int, device: torch.device) -> None:
     pass
 
@@ -64,7 +107,7 @@ def pulled(rank: int, world: int, odd: str, backend: str, folder: str) -> dict[s
     time.sleep(SETTLE_S)
     had = flight_pull.pull()
     Path(folder, f"done_{rank}").touch()
-    while len(list(Path(folder).glob("done_*"))) < world:
+    while len(list(Path(folder).glob("done_*"))) < world - (odd == "dies"):
         time.sleep(0.05)  # no dump may show the end of the test
     return {
         "dumps": {name: base64.b64encode(data).decode() for name, data in had.dumps.items()},

@@ -13,6 +13,7 @@ from ray_nccl_guard.ray_train.flight_ends import ends
 from ray_nccl_guard.ray_train.flight_judge import judge
 from ray_nccl_guard.ray_train.flight_pull import Gathered, Pulled, left_on_node
 from ray_nccl_guard.ray_train.recorder import Armed
+from tests.fakegpu.ranks import Ranks
 
 BODIES = "tests.fakegpu.flight_bodies"
 WORLD, CULPRIT = 3, 1
@@ -32,11 +33,12 @@ def had(value: dict) -> Pulled:
     )
 
 
-def pull(ranks, tmp_path, odd, backend):
-    ended = ranks.run(f"{BODIES}:pulled", WORLD, deadline_s=90, odd=odd, backend=backend, folder=str(tmp_path))
-    assert all(rank.exit_code == 0 for rank in ended), "\n".join(rank.output[-2000:] for rank in ended)
-    gathered = Gathered(answered={rank.rank: had(rank.value) for rank in ended})
-    return judge(gathered, ends(WORLD, gathered, {}), WORLD)
+def pull(ranks, tmp_path, odd, backend, world=WORLD, env=None):
+    ended = ranks.run(f"{BODIES}:pulled", world, deadline_s=90, odd=odd, backend=backend, folder=str(tmp_path), env=env)
+    died = {rank.rank: "SIGKILL" for rank in ended if rank.signal == signal.SIGKILL and not rank.hung}
+    assert all(r.exit_code == 0 or r.rank in died for r in ended), "\n".join(rank.output[-2000:] for rank in ended)
+    gathered = Gathered(answered={rank.rank: had(rank.value) for rank in ended if rank.rank not in died}, died=died)
+    return judge(gathered, ends(world, gathered, {}), world)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +47,7 @@ def pull(ranks, tmp_path, odd, backend):
         ("skips", "missing_rank"),
         ("other_operation", "op_mismatch"),
         ("other_size", "size_mismatch"),
+        ("other_dtype", "dtype_mismatch"),
         ("one_more", "missing_rank"),
     ],
 )
@@ -53,6 +56,37 @@ def test_the_rank_out_of_step_is_named_from_what_was_pulled(ranks, tmp_path, bac
     assert (collected.verdict.kind.value, collected.verdict.culprit_ranks) == (kind, (CULPRIT,)), collected.text()
     assert collected.verdict.certainty.value != "open"
     assert "flight_bodies.py" in collected.text()
+
+
+def test_a_rank_that_died_is_named_from_what_the_others_have(ranks, tmp_path, backend):
+    collected = pull(ranks, tmp_path, "dies", backend)
+    assert (collected.verdict.kind.value, collected.verdict.culprit_ranks) == ("missing_rank", (CULPRIT,)), collected.text()
+    assert collected.verdict.missing_dumps == (CULPRIT,) and "has died: SIGKILL" in " ".join(collected.verdict.because)
+
+
+def test_a_collective_that_hangs_in_nccl_is_told_from_a_rank_out_of_step_and_blames_nobody(ranks, tmp_path, backend):
+    collected = pull(ranks, tmp_path, "hangs_in_nccl", backend, env={"FAKE_FAULT": "allreduce:hang@rank1#4"})
+    assert (collected.verdict.kind.value, collected.verdict.culprit_ranks) == ("stalled", ()), collected.text()
+    assert "hangs_in_nccl" in collected.text() and "flight_bodies.py" in collected.text()
+
+
+def test_a_wait_is_followed_over_the_groups_of_a_mesh(ranks, tmp_path, backend):
+    """Ranks 0, 2 and 3 stand in collectives of three different groups; only one of them is with the culprit."""
+    collected = pull(ranks, tmp_path, "mesh_skips", backend, world=4)
+    assert (collected.verdict.kind.value, collected.verdict.culprit_ranks) == ("missing_rank", (CULPRIT,)), collected.text()
+    assert "mesh_skips" in collected.text()
+
+
+@pytest.fixture(scope="module")
+def computing_ranks(double, tmp_path_factory):
+    """Ranks whose kernels have an effect: DDP computes before it reduces."""
+    with Ranks(double.env(devices=4, ops=True, state=tmp_path_factory.mktemp("ledger"))) as server:
+        yield server
+
+
+def test_a_branch_of_a_ddp_model_that_one_rank_does_not_take_is_named(computing_ranks, tmp_path, backend):
+    collected = pull(computing_ranks, tmp_path, "ddp_unused_branch", backend)
+    assert (collected.verdict.kind.value, collected.verdict.culprit_ranks) == ("missing_rank", (CULPRIT,)), collected.text()
 
 
 def test_the_place_where_a_rank_sleeps_is_told(ranks, tmp_path, backend):

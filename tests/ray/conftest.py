@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 ray = pytest.importorskip("ray", reason="ray is not installed")
+# gloo ends a call after this; it is also how long a rank waits for another to join the warm-up on a busy machine.
+HANG_S = 15
 ROOT = str(Path(__file__).resolve().parents[2])
 
 
@@ -73,6 +75,24 @@ def fit(cluster, tmp_path):
         metrics = [json.loads(file.read_text()) for file in sorted(notes.iterdir())]
         everything_is_back()
         return Fit(error=error, report=report, seconds=seconds, metrics=metrics)
+
+    return run
+
+
+@pytest.fixture
+def hang(fit, tmp_path, capfd):
+    """Train on gloo workers with one of flight_loops; gives back the outcome, the driver's output, the folder of the dumps."""
+    from ray_nccl_guard import GuardedTorchConfig, ProbeSpec
+
+    def run(loop, workers=3):
+        capfd.readouterr()
+        config = GuardedTorchConfig(backend="gloo", timeout_s=HANG_S, probe=ProbeSpec())
+        outcome = fit(config, train=loop, workers=workers, name="hung")
+        out, err = capfd.readouterr()
+        folder = tmp_path / "storage" / "hung" / "nccl_guard" / "flight" / "1"
+        assert len(outcome.metrics) == workers
+        assert not any(os.path.exists(os.path.dirname(m["dumps"])) for m in outcome.metrics), "the node's folder is removed"
+        return outcome, out + err, folder
 
     return run
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 import traceback
 from dataclasses import dataclass
 
@@ -44,11 +45,29 @@ def train_func(config):
             json.dump(note, file)
 
 
-def fit(case, config, storage, workers=1, torch_config=True):
+def leaves_the_others(config):
+    """One rank raises while the others wait for it."""
+    import torch
+    import torch.distributed as dist
+
+    if dist.get_rank() == 1:
+        time.sleep(1)
+        raise ValueError("a label out of range")
+    dist.all_reduce(torch.ones(4))
+
+
+def error_of(case, config, storage):
+    try:
+        fit(case, config, storage, workers=2, train=leaves_the_others)
+    except Exception as error:
+        return {"error": str(error)}
+
+
+def fit(case, config, storage, workers=1, torch_config=True, train=train_func):
     note = f"{storage}/{case}.json"
     options = {"torch_config": config} if torch_config else {}
     TorchTrainer(
-        train_func,
+        train,
         train_loop_config={"note": note},
         scaling_config=ScalingConfig(num_workers=workers),
         run_config=RunConfig(name=case, storage_path=storage),
@@ -84,6 +103,7 @@ def in_tune(case, config, storage):
 CASES = {
     "none": lambda s: fit("none", None, s, torch_config=False),
     "explicit": lambda s: fit("explicit", TorchConfig(backend="nccl"), s, workers=2),
+    "raises": lambda s: error_of("raises", TorchConfig(backend="gloo", timeout_s=60), s),
     "other": lambda s: fit("other", OtherBackend(), s),
     "local": lambda s: fit("local", TorchConfig(), s, workers=0),
     "task": lambda s: in_a_task("task", OwnConfig(backend="nccl"), s),

@@ -115,6 +115,43 @@ def keeps_the_gil(config: dict[str, Any]) -> None:
     dist.all_reduce(torch.ones(16))
 
 
+def ddp_unused_branch(config: dict[str, Any]) -> None:
+    """In its last step one rank takes no part in a branch of the model, so DDP reduces nothing there."""
+    import torch
+
+    rank = _steps(config)
+
+    class Branched(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.common, self.branch = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor, take_branch: bool) -> torch.Tensor:
+            x = self.common(x)
+            return self.branch(x) if take_branch else x
+
+    model = torch.nn.parallel.DistributedDataParallel(Branched())
+    for step in range(3):
+        loss = model(torch.ones(2, 8), step < 2 or rank != CULPRIT).sum()
+        loss.backward()  # DDP reduces here
+
+
+def mesh_other_operation(config: dict[str, Any]) -> None:
+    """A 2 x 2 mesh: in one row of it a rank gathers where its neighbour reduces."""
+    import torch
+    import torch.distributed as dist
+
+    rank = _steps(config)
+    mesh = dist.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    row, column = mesh.get_group("tp"), mesh.get_group("dp")
+    for step in range(3):
+        if rank == CULPRIT and step == 2:
+            dist.all_gather([torch.ones(8) for _ in range(2)], torch.ones(8), group=row)  # the odd call of the mesh
+        else:
+            dist.all_reduce(torch.ones(8), group=row)
+        dist.all_reduce(torch.ones(32), group=column)
+
+
 def waits_for_a_file(config: dict[str, Any]) -> None:
     """Hangs until the test lets it go, and then ends well."""
     import torch

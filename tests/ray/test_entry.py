@@ -65,6 +65,11 @@ def test_a_trainer_without_a_config_is_guarded_too(cases):
     assert cases["none"]["note"]["report"]["action"] == "proceed", cases["none"]
 
 
+def test_the_errors_of_workers_end_in_the_verdict_over_their_dumps(cases):
+    text = cases["raises"]["note"]["error"]
+    assert "ValueError: a label out of range" in text and "nccl_guard: missing_rank: rank 1 raised ValueError" in text, text
+
+
 @pytest.mark.parametrize("name", ["other", "local"])
 def test_what_is_not_rays_torch_backend_is_left_alone(cases, name):
     assert cases[name] == {"case": name, "note": {"backend": None, "report": None}, "error": None}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 
 import pytest
 
@@ -41,3 +42,37 @@ def test_only_startup_failures_are_answered_with_fresh_workers():
 
     assert issubclass(GuardRestart, WorkerGroupStartupFailedError)
     assert WorkerGroupStartupFailedError in default.RETRYABLE_CONTROLLER_ERRORS
+
+
+def test_a_worker_group_tells_its_callbacks_what_the_watch_over_training_needs():
+    from ray.train.v2._internal.callbacks.nccl_ras import NCCLRASCallback
+    from ray.train.v2._internal.execution.callback import WorkerGroupCallback
+    from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup
+
+    assert parameters(WorkerGroupCallback.after_worker_group_poll_status) == ["self", "worker_group_status"]
+    assert parameters(WorkerGroupCallback.before_worker_group_abort) == ["self", "worker_group_context"]
+    assert "self._callbacks = [" in inspect.getsource(WorkerGroup.__init__)
+    assert "after_worker_group_poll_status" in inspect.getsource(WorkerGroup.poll_status)
+    ras = NCCLRASCallback()
+    assert ras.comm_deadlock_count == {} and ras._confirm_poll_counts > 0
+
+
+def test_what_is_appended_to_an_error_is_in_what_ray_raises_from_it():
+    from ray.train.v2._internal.exceptions import UserExceptionWithTraceback, WorkerHealthCheckFailedError
+    from ray.train.v2._internal.execution.worker_group.poll import WorkerGroupPollStatus, WorkerStatus
+
+    from ray_nccl_guard.ray_train import flight_publish
+    from ray_nccl_guard.ray_train.flight_callback import append
+
+    user = UserExceptionWithTraceback(ValueError("bad"), "Traceback\n" + "x" * 2000 + "\nValueError: bad\n")
+    gone = WorkerHealthCheckFailedError("A worker health check failed.", RuntimeError("it died"))
+    errors = (user, gone, None)
+    status = WorkerGroupPollStatus({rank: WorkerStatus(running=False, error=error) for rank, error in enumerate(errors)})
+    words = "y" * flight_publish._BRIEF
+    append(status, words)
+    raised = status.get_worker_group_error()
+    assert str(raised).count(words) == 2, "once for each kind of error, and Ray has cut neither"
+    assert "ValueError: bad" in str(raised) and "it died" in str(raised)
+    assert raised.worker_failures.keys() == {0, 1} and isinstance(raised.worker_failures[0], ValueError)
+    if sys.version_info >= (3, 11):
+        assert raised.worker_failures[0].__notes__ == [words]

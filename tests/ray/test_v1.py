@@ -59,6 +59,14 @@ def test_what_cannot_train_ends_in_the_guards_own_error(cases, name):
         assert "was lost before the probe began" in case["text"]
 
 
+def test_a_hang_in_training_ends_as_ray_ends_it_and_leaves_no_folder_on_the_node(cases):
+    """V1 does not tell a backend why its workers are shut down, so nothing is collected."""
+    case = cases["hangs"]
+    assert case["error"] == "TrainingFailedError" and case["cause"] != "NcclInitRefused", case
+    assert "timed out" in case["text"].lower() or "connection closed" in case["text"].lower(), case
+    assert not os.path.exists(os.path.dirname(case["note"]["dumps"]))
+
+
 @pytest.mark.parametrize("name", ["healthy", "fallback"])
 def test_a_script_that_knows_nothing_of_the_guard_is_guarded_too(cases, name):
     wanted = {"healthy": ("gloo", "proceed"), "fallback": ("nccl", "fall_back")}[name]

@@ -52,6 +52,12 @@ def train_func(config):
 
     tensor = torch.ones(1)
     dist.all_reduce(tensor)
+    if config["hangs"]:
+        if dist.get_rank() == 1:
+            with open(config["note"], "w") as file:
+                json.dump({"dumps": os.environ["TORCH_FR_DUMP_TEMP_FILE"]}, file)
+            time.sleep(300)
+        dist.all_reduce(tensor)
     later = ""
     if config["later"]:
         try:
@@ -70,7 +76,7 @@ def train_func(config):
             json.dump(note, file)
 
 
-def fit(case, config, storage, *, later=False, fault=""):
+def fit(case, config, storage, *, later=False, fault="", hangs=False):
     note = f"{storage}/{case}.json"
     if fault:
         open(f"{os.environ['V1_FAULTS']}/{fault}", "w").close()
@@ -79,7 +85,7 @@ def fit(case, config, storage, *, later=False, fault=""):
     try:
         result = TorchTrainer(
             train_func,
-            train_loop_config={"note": note, "later": later},
+            train_loop_config={"note": note, "later": later, "hangs": hangs},
             torch_config=config,
             scaling_config=ScalingConfig(num_workers=2),
             run_config=RunConfig(name=case, storage_path=storage, failure_config=FailureConfig()),
@@ -92,6 +98,9 @@ def fit(case, config, storage, *, later=False, fault=""):
         cause = getattr(error.__cause__, "cause", None) or error.__cause__
         outcome |= {"error": type(error).__name__, "cause": type(cause).__name__, "text": str(cause)}
         outcome["report"] = getattr(cause, "report", None)
+        if hangs:
+            with open(note) as file:
+                outcome["note"] = json.load(file)
     if fault:
         os.remove(f"{os.environ['V1_FAULTS']}/{fault}")
     outcome["seconds"] = time.monotonic() - started_s
@@ -112,6 +121,7 @@ def main() -> None:
         "fallback": lambda: (TorchConfig(backend="nccl"), {"later": True}),
         "refused": lambda: (GuardedTorchConfig(backend="nccl", policy=Policy()), {}),
         "dies_in_facts": lambda: (GuardedTorchConfig(backend="gloo"), {"fault": "facts"}),
+        "hangs": lambda: (GuardedTorchConfig(backend="gloo", timeout_s=10), {"hangs": True}),
         "dies_in_group": lambda: (GuardedTorchConfig(backend="gloo"), {"fault": "init"}),
     }
     for case, make in cases.items():

@@ -10,11 +10,17 @@ from types import SimpleNamespace
 
 import pytest
 
+from ray_nccl_guard.facts import Gpu, RankFacts
 from ray_nccl_guard.flight.dump import Frame
+from ray_nccl_guard.ladder import Decision
+from ray_nccl_guard.policy import Action
 from ray_nccl_guard.ray_train import flight_pull, recorder
-from ray_nccl_guard.ray_train.flight_ends import How, ends, of_a_collective
-from ray_nccl_guard.ray_train.flight_judge import judge
+from ray_nccl_guard.ray_train.flight_about import about
+from ray_nccl_guard.ray_train.flight_ends import End, How, ended_badly, ends, of_a_collective
+from ray_nccl_guard.ray_train.flight_judge import judge, moved
+from ray_nccl_guard.ray_train.flight_publish import brief
 from ray_nccl_guard.ray_train.flight_pull import Gathered, Pulled
+from ray_nccl_guard.report import Report
 from tests.unit.flight_builders import dump, record
 
 TIMED_OUT = RuntimeError("[unbound_buffer.cc:78] Timed out waiting 10000ms for recv operation to complete")
@@ -187,3 +193,61 @@ def test_without_any_dump_nothing_is_claimed():
     had = Gathered(answered={}, silent=(0, 1, 2))
     collected = judge(had, ends(3, had, {}), 3)
     assert collected.verdict.culprit_ranks == () and collected.verdict.missing_dumps == (0, 1, 2)
+
+
+def test_what_an_error_ends_in_is_short_enough_for_ray_to_show_and_the_same_on_every_rank():
+    had = gathered({0: 5, 1: 4, 2: 5})
+    place = (Frame(f"/home/somebody/{'projects/' * 20}load.py", 31, "fetch"),)
+    had.answered[1] = Pulled(dumps=had.answered[1].dumps, place=place)
+    collected = judge(had, ends(3, had, statuses(r0=TIMED_OUT)), 3)
+    words = brief(collected, with_path(f"/mnt/{'storage/' * 40}exp7/nccl_guard/report.json"))
+    assert len(words) <= 340 and words.startswith("nccl_guard: missing_rank: rank 1 never asked for all_reduce")
+    assert "load.py:31 in fetch\n" in words and words.endswith("exp7/nccl_guard/report.json")
+
+
+def test_where_no_rank_is_out_of_step_errors_stay_as_they_are():
+    had = gathered({0: 5, 1: 5, 2: 5})
+    for rank in range(3):
+        had.answered[rank] = Pulled(dumps={"nccl": calls_made(5, waits=False)})
+    assert brief(judge(had, ends(3, had, {}), 3), with_path("/r.json")) == ""
+
+
+def with_path(path: str) -> Report:
+    return Report(world_size=3, backend_wanted="gloo", decision=Decision(action=Action.PROCEED, backend="gloo"), path=path)
+
+
+def test_a_run_moves_if_any_rank_makes_a_call():
+    before, after = (judge(gathered(calls), {}, 3) for calls in ({0: 5, 1: 5, 2: 5}, {0: 5, 1: 7, 2: 6}))
+    assert moved(before, after) == {1: 2, 2: 1} and moved(before, before) == {}
+
+
+@pytest.mark.parametrize(
+    ("errors", "badly"),
+    [
+        ({}, False),
+        ({"r0": TIMED_OUT}, True),
+        ({"r1": ValueError("bad")}, True),  # the others may wait for it
+        ({f"r{rank}": ValueError("bad") for rank in range(3)}, False),
+        ({f"r{rank}": TIMED_OUT for rank in range(3)}, True),
+    ],
+)
+def test_a_group_ended_badly_if_somebody_may_have_been_left_waiting(errors, badly):
+    of = {rank: SimpleNamespace(error=None) for rank in range(3)} | statuses(**errors)
+    status = SimpleNamespace(worker_statuses=of, errors={rank: each.error for rank, each in of.items() if each.error})
+    assert ended_badly(status, SimpleNamespace()) is badly
+
+
+def test_the_record_of_a_run_names_its_devices_versions_and_earlier_errors():
+    gpu = Gpu(uuid="GPU-7", name="NVIDIA H100")
+    facts = (
+        RankFacts(rank=0, host="a", pid=11, torch_version="2.15.0", gpu=gpu, device_index=0, gpu_ids=("0",)),
+        RankFacts(rank=1, host="b", pid=12, torch_version="2.15.0"),
+    )
+    report = with_path("/s/nccl_guard/report.json").with_changes(facts=facts, run_name="exp7")
+    ended = {0: End(how=How.RAISED, what="ValueError: bad", place="t.py:3 in f"), 1: End(how=How.RUNNING)}
+    known = about(report, 2, ended)
+    assert known.devices == ("rank 0: NVIDIA H100 GPU-7, pid 11 on a", "rank 1: no GPU, pid 12 on b")
+    assert (
+        known.identifiers[0] == "run exp7, worker group 2, trains on gloo" and "torch 2.15.0 (ranks 0-1)" in known.versions
+    )
+    assert known.earlier == ("rank 0 raised ValueError: bad, at t.py:3 in f",)

@@ -12,6 +12,7 @@ import pytest
 from ray_nccl_guard import flight
 from ray_nccl_guard.cli import main
 from ray_nccl_guard.flight import html, render
+from ray_nccl_guard.flight.sheet import About, sheet
 from tests.unit.flight_builders import DATA, diagnose, dump, record
 
 SKIPS = str(DATA / "skips")
@@ -64,7 +65,7 @@ def test_what_a_dump_says_cannot_drive_the_terminal_or_the_page():
     groups = {("0", "default_pg"): (0, 1), ("1", evil): (0, 1)}
     calls = [record(evil, 1, "scheduled", group=("1", evil))]
     verdict = diagnose(dump(calls, groups), dump([], groups))
-    for text in (render.text(verdict, all_groups=True), render.sheet(verdict)):
+    for text in (render.text(verdict, all_groups=True), sheet(verdict)):
         assert text.isascii() and "\x1b" not in text
     assert "<script>" not in html.fragment(verdict)
 
@@ -74,6 +75,20 @@ def test_the_sheet_leaves_no_line_blank(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert all(len(line.rstrip()) > 18 for line in lines)
     assert {"hypothesis", "cannot say", "missing records", "devices"} <= {line[:18].strip() for line in lines}
+
+
+def test_the_sheet_of_a_run_says_what_its_dumps_do_not(capsys):
+    about = About(
+        identifiers=("run exp7, worker group 1",), versions=("torch 2.15.0 (ranks 0-3)",),
+        devices=tuple(f"rank {rank}: NVIDIA H100 GPU-{rank}" for rank in range(4)), earlier=("rank 2 raised ValueError: bad",),
+    )  # fmt: skip
+    text = sheet(flight.diagnose(flight.load([SKIPS])), about)
+    assert all(len(line.rstrip()) > 18 for line in text.splitlines())
+    for words in ("run exp7", "torch 2.15.0", "rank 3: NVIDIA H100 GPU-3", "rank 2 raised ValueError"):
+        assert words in text
+    assert "not recorded in Flight Recorder dumps" not in text
+    for places in ("ranks 0-1, 3: completion not recorded, requested 7", "rank 2: completion not recorded, requested 6"):
+        assert f"group 0 (default_pg), {places}" in text
 
 
 def test_the_html_fragment_marks_the_odd_rank():

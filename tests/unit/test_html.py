@@ -77,8 +77,9 @@ def test_the_matrix_of_hosts_and_the_meaning_of_its_words_are_there():
 
 def test_a_verdict_over_dumps_is_a_part_of_the_page():
     verdict = flight.diagnose(flight.load([str(DUMPS)]))
-    text = html.page(fell_back(), flight=verdict)
-    assert "Flight Recorder: missing_rank" in text
+    text = html.page(fell_back().with_changes(flight=verdict.to_json() | {"sheet": "run       exp7 <script>"}))
+    assert "Flight Recorder: missing_rank" in text and '<tr class="odd"><td>2</td>' in text
+    assert "Record sheet" in text and "<script>" not in text
     Tags(text)
 
 
