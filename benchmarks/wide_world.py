@@ -85,10 +85,9 @@ def connections(count: int) -> int:
 
 def exchanges(count: int, words: Mapping[str, bytes]) -> tuple[float, float]:
     """CPU seconds of the store, and of one host, until all hosts know what all said, word after word."""
-    import torch.distributed as dist
-
     # torch's store looks up the name of whoever calls, a thousand times here: one lost answer must not cost 5 s each.
     os.environ |= {"TORCH_CPP_LOG_LEVEL": "ERROR", "RES_OPTIONS": "timeout:1 attempts:1"}
+    import torch.distributed as dist
 
     def client(port: int) -> Any:
         return dist.TCPStore(ADDRESS, port, None, False, timeout=timedelta(seconds=60), wait_for_workers=False)
