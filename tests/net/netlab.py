@@ -279,8 +279,15 @@ class Lab:
 
     def kill(self, host: int) -> None:
         """The host is gone, its cable with it."""
+        first = self._inside(host + 1)
         self._trees[host + 1].kill()
-        self._trees[host + 1].wait(timeout=10)
+        self._trees[host + 1].wait(timeout=STEP_LIMIT_S)
+        end_s = time.monotonic() + STEP_LIMIT_S
+        # Its first process ends last (pid_namespaces(7)); until then an agent there may still answer.
+        while _lives(first):
+            if time.monotonic() > end_s:
+                raise LabError(f"h{host} does not die")
+            time.sleep(0.01)
 
     def delay(self, host: int, each_way_s: float) -> None:
         """Every packet on the host's cable takes longer."""
@@ -289,6 +296,13 @@ class Lab:
         self._others.append(relay)
         if (said := read_line(relay, STEP_LIMIT_S)) != "ready":
             raise LabError(f"the delaying relay did not start: {said}")
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (OSError, IndexError):
+        return False
 
 
 def _sweep() -> None:
