@@ -58,7 +58,6 @@ class Case:
     asked_gpus: float = 1.0
     policy: str | Mapping[str, Any] = "default"
     touched: str = ""
-    slow: bool = False
     new: Mapping[str, Any] = field(default_factory=dict)
 
     def expected(self, backend: str) -> dict[str, Any]:
@@ -141,7 +140,7 @@ HANGS = (
     Case(spec=SHORT, within_s=120, name="init-hangs-on-one", fault="init:hang@gpu=1", ranks=4, failure="init_timeout_hang", culprits=(1,), step="comm_init"),
     Case(spec=SHORT, within_s=120, name="init-hangs-with-the-gil", fault="init:hang-gil@rank2", ranks=4, failure="init_timeout_hang", culprits=(2,), step="comm_init"),
     Case(spec=SHORT, within_s=120, name="collective-hangs-on-one", fault="allreduce:hang@gpu=1", failure="init_timeout_hang", culprits=(1,), step="collective"),
-    Case(spec=SHORT, within_s=120, slow=True, name="collective-hangs-on-one-of-eight", fault="allreduce:hang@gpu=3", ranks=8, failure="init_timeout_hang", culprits=(3,), step="collective"),
+    Case(spec=SHORT, within_s=120, name="collective-hangs-on-one-of-eight", fault="allreduce:hang@gpu=3", ranks=8, failure="init_timeout_hang", culprits=(3,), step="collective"),
     Case(spec=SHORT, within_s=120, name="device-hangs", fault="setdevice:hang@rank1", failure="init_timeout_hang", culprits=(1,), step="device", ends=REFUSE),
     Case(spec=SHORT, within_s=120, name="init-slow-but-in-time", fault="init:delay=2000@rank1", ends=PROCEED),
     Case(spec={**SHORT, "comm_init_s": 8}, within_s=120, name="init-slow-and-logging", fault="init:delay=11000@rank1@chatty", ends=PROCEED, note="deadline doubled"),
@@ -190,3 +189,44 @@ POLICIES = (
     Case(name="observe-goes-on", fault="init:preset=p2p@world>=2", policy="observe", failure="p2p_or_acs", step="comm_init", ends=PROCEED),
 )  # fmt: skip
 CASES = (*HEALTHY, *STICKY, *RELIEF, *HANGS, *DEATHS, *ERRORS, *DEVICES, *POLICIES)
+
+# One fault of each kind, on the backend that a job gets by default: what `make test` has time for. The gate plays all of them.
+IN_MAKE_TEST = frozenset(
+    {
+        "healthy-2",
+        "cuda-touched-before",
+        "devices-in-another-order",
+        "devices-as-mig-uuids",
+        "story-2-workers",
+        "story-4-workers",
+        "from-512-KiB",
+        "illegal-on-one-rank",
+        "p2p",
+        "nvls",
+        "shm",
+        "p2p-setting-is-the-users",
+        "bad-link",
+        "wrong-sum",
+        "init-hangs-on-one",
+        "init-hangs-with-the-gil",
+        "device-hangs",
+        "init-slow-and-logging",
+        "abort-in-warm-up",
+        "killed-once",
+        "remote-error-on-all-but-one",
+        "system-error-on-rank-1",
+        "system-error-once",
+        "error-after-init",
+        "oom-in-nccl",
+        "bootstrap-no-interface",
+        "no-kernel-in-nccl",
+        "driver-too-old",
+        "fabric-not-ready",
+        "no-device-but-fallback",
+        "fractional-gpu",
+        "strict-refuses",
+        "budget-ends-the-rung-that-runs",
+        "observe-goes-on",
+    }
+)
+assert {case.name for case in CASES} > IN_MAKE_TEST

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.fakegpu.double import Double
-from tests.fakegpu.matrix import BACKENDS, CASES, PATIENT, TORCH, Case
+from tests.fakegpu.matrix import BACKENDS, CASES, IN_MAKE_TEST, PATIENT, TORCH, Case
 from tests.fakegpu.ranks import Ranks, abandoned_shared_memory
 
 BODY = "tests.fakegpu.guarded:preflight"
@@ -25,7 +25,7 @@ def server(double: Double, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def named(case: Case, backend: str) -> Any:
-    slow = [pytest.mark.slow] if case.slow or backend == "nccl-legacy" else []
+    slow = [pytest.mark.slow] if case.name not in IN_MAKE_TEST or backend == "nccl-legacy" else []
     return pytest.param(case, backend, id=f"{case.name}-{backend}", marks=slow)
 
 
