@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.fakegpu.double import CannotBuild, build
 from tests.net.netlab import REPOSITORY, Lab
 
 pytest.importorskip("torch", reason="torch is not installed")
@@ -19,16 +20,18 @@ pytestmark = pytest.mark.usefixtures("lab_works")
 LIMIT_S = 200.0
 
 
-def probe(lab: Lab, *words: str) -> tuple[list[int], dict, list[str]]:
+def probe(
+    lab: Lab, *words: str, backend: str = "gloo", env: Callable[[int], dict[str, str]] = lambda host: {}
+) -> tuple[list[int], dict, list[str]]:
     """Exit codes by host, rank 0's report, and what each host wrote to stderr."""
     processes = []
     for host in range(lab.count):
         own = {"RANK": str(host), "WORLD_SIZE": str(lab.count), "MASTER_ADDR": lab.ip(0), "MASTER_PORT": "29500"}
         command = lab.command(
-            host, [sys.executable, "-m", "ray_nccl_guard", "probe", "--from-env", "--backend", "gloo", "--json", *words]
+            host, [sys.executable, "-m", "ray_nccl_guard", "probe", "--from-env", "--backend", backend, "--json", *words]
         )
         processes.append(subprocess.Popen(
-            ["setpriv", "--pdeathsig", "KILL", *command], env={**os.environ, **own, "PYTHONPATH": str(REPOSITORY)},
+            ["setpriv", "--pdeathsig", "KILL", *command], env={**os.environ, **own, **env(host), "PYTHONPATH": str(REPOSITORY)},
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         ))  # fmt: skip
     try:
@@ -99,3 +102,23 @@ def test_a_host_that_cannot_reach_the_store_says_so_itself_and_is_missing_to_the
     assert codes == [20, 20, 20]
     assert report["verdict"]["failure"] == "missing_rank" and report["verdict"]["culprit_ranks"] == [2]
     assert "rank 2 does not reach the store" in said[2] and why in said[2]
+
+
+def test_two_hosts_whose_gpus_have_one_index_are_told_apart_and_a_fault_of_one_is_its_own(tmp_path):
+    try:
+        double = build()
+    except CannotBuild as reason:
+        pytest.skip(f"the double cannot be built: {reason}")
+
+    def gpu(host: int) -> dict[str, str]:
+        (tmp_path / f"h{host}").mkdir()
+        options = {"devices": 1, "node": f"h{host}", "state": tmp_path / f"h{host}", "fault": "init:error=2@hosth1"}
+        return {"LOCAL_RANK": "0", **double.env(**options)}
+
+    with Lab(2) as lab:
+        codes, report, said = probe(lab, backend="nccl", env=gpu)
+    assert codes == [10, 10], said
+    assert (report["verdict"]["failure"], report["verdict"]["culprit_ranks"]) == ("unknown", [1]), "and no duplicate GPU"
+    assert report["backend_chosen"] == "gloo" and report["attempts"][0]["backend"] == "nccl"
+    cards = [rank["gpu"]["uuid"] for rank in report["ranks"]]
+    assert len(set(cards)) == 2 and [rank["host"] for rank in report["ranks"]] == ["h0", "h1"]
