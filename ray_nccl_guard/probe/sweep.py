@@ -10,9 +10,12 @@ from ray_nccl_guard.probe import process
 
 # NCCL unlinks its files once all ranks have them; a healthy communicator has done so long before the first look.
 _FIRST_LOOK_S, _LOOK_S = 1.0, 1.0
-# Waits for the end of the pipe, which only the launcher's process holds, then unlinks.
+# Waits for the end of the pipe, which only the launcher's process holds, then unlinks. A grandchild of the worker: its
+# children Ray kills on the way out (kill_child_processes_on_worker_exit, 2.60).
 _PROGRAM = """
 import os, sys
+if os.fork():
+    os._exit(0)
 sys.stdin.read()
 for path in sys.argv[1:]:
     try:
@@ -32,7 +35,7 @@ class Sweep:
         self.pid = pid
         self._next_s = time.monotonic() + _FIRST_LOOK_S
         self._known: set[str] = set()
-        self._waiting: list[subprocess.Popen[bytes]] = []
+        self._started: list[subprocess.Popen[bytes]] = []
 
     def look(self, now_s: float) -> None:
         """Call it often; most calls cost nothing."""
@@ -46,14 +49,14 @@ class Sweep:
         # Isolated and without site-packages it starts in hundredths of a second, and it inherits no socket of the worker's.
         command = [sys.executable, "-I", "-S", "-c", _PROGRAM, *sorted(new)]
         quiet = subprocess.DEVNULL
-        self._waiting.append(
+        self._started.append(
             subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, start_new_session=True)
         )
 
     def end(self) -> None:
         """The child has ended: unlink now what it had. Waits for nothing, since others wait for the launcher."""
         process.unlink(self._known)
-        for waiting in self._waiting:
-            waiting.kill()
-            waiting.communicate()
-        self._waiting = []
+        for started in self._started:
+            started.kill()  # it has long handed over to its child, which ends with the pipe
+            started.communicate()
+        self._started = []

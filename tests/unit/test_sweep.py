@@ -30,11 +30,28 @@ def launcher(path: Path, ready: int) -> None:
         hold(path)
         os._exit(0)
     sweep = Sweep(child)
-    while not sweep._waiting:
+    while not standing_by(path):
         sweep.look(time.monotonic())
         time.sleep(0.02)
-    os.write(ready, b"%d" % sweep._waiting[0].pid)
+    os.write(ready, b"%d" % child)
     time.sleep(60)
+
+
+def standing_by(path: Path) -> list[int]:
+    """Processes that wait to unlink `path`: those that nobody of ours is the parent of."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            started = (
+                b"sys.stdin.read" in (entry / "cmdline").read_bytes()
+                and str(path).encode() in (entry / "cmdline").read_bytes()
+            )
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it ended while we looked
+        if started and fields[0] != "Z" and fields[2] != entry.name:  # the first of its group has handed over
+            found.append(int(entry.name))
+    return found
 
 
 def gone(pid: int) -> bool:
@@ -61,11 +78,13 @@ def test_a_killed_launchers_child_leaves_no_file_and_no_process():
         finally:
             os._exit(1)
     try:
-        waiting = int(os.read(read, 16))
-        assert path.exists() and not gone(waiting)
+        child = int(os.read(read, 16))
+        assert path.exists() and standing_by(path)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        assert until(lambda: not path.exists() and gone(waiting)), "its file, or the process that removes it, is left"
+        assert until(lambda: not path.exists() and gone(child) and not standing_by(path)), (
+            "its file, or the process that removes it, is left"
+        )
     finally:
         path.unlink(missing_ok=True)
         os.close(read)
@@ -75,7 +94,7 @@ def test_a_killed_launchers_child_leaves_no_file_and_no_process():
 def test_a_child_without_such_a_file_costs_no_process():
     sweep = Sweep(os.getpid())
     sweep.look(time.monotonic() + 10)
-    assert sweep._waiting == []
+    assert sweep._started == []
     sweep.end()
 
 
@@ -88,9 +107,10 @@ def test_the_end_of_a_child_unlinks_what_is_left_and_takes_what_is_gone_already(
             held.append(mmap.mmap(file.fileno(), 4096))
     sweep = Sweep(os.getpid())
     sweep.look(time.monotonic() + 10)
-    assert len(sweep._waiting) == 1, "one process for both"
+    assert len(sweep._started) == 1, "one process for both"
     paths[0].unlink()
     sweep.end()
-    assert not paths[1].exists() and sweep._waiting == []
+    assert not paths[1].exists() and sweep._started == []
+    assert until(lambda: not standing_by(paths[1]))
     for mapped in held:
         mapped.close()
