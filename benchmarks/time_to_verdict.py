@@ -40,11 +40,11 @@ def representatives(quick: bool) -> list[Case]:
     """The first case of each class, step and action that goes wrong; with `quick`, of each action, cured by a setting or not."""
     chosen: dict[tuple[str | None, ...], Case] = {}
     for case in CASES:
-        if case.failure != "ok" and case.policy == "default" and not case.slow and "@shared" not in case.fault:
+        if case.failure != "ok" and case.policy == "default" and "@shared" not in case.fault:
             action = re.search(r":([a-z-]+)", case.fault)
             kind = action[1] if action else case.name
             short = (kind.removesuffix("-gil"), str(bool(case.relief)))
-            chosen.setdefault(short if quick else (case.failure, case.step, kind), case)
+            chosen.setdefault(short if quick else (case.failure, case.step, kind, *short), case)
     return [*(case for case in CASES if case.name in HEALTHY), *chosen.values()]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import time
 from pathlib import Path
@@ -68,3 +69,18 @@ def test_a_benchmark_that_does_not_end_is_ended_with_its_children(tmp_path):
     while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z":
         assert time.monotonic() < end_s, "its child lives on"
         time.sleep(0.05)
+
+
+def test_each_kind_of_fault_is_played_for_its_time_to_the_verdict():
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("the double's matrix asks which torch is installed, and none is")
+    from benchmarks import time_to_verdict, without_guard
+    from tests.fakegpu.matrix import CASES
+
+    quick = {case.name for case in time_to_verdict.representatives(quick=True)}
+    whole = {case.name for case in time_to_verdict.representatives(quick=False)}
+    assert quick <= whole and {"hang", "segv", "kill", "wrong"} <= {
+        c.fault.partition(":")[2].partition("@")[0] for c in CASES if c.name in quick
+    }
+    assert {case.failure for case in CASES if case.name in whole} == {case.failure for case in CASES}
+    assert set(without_guard.PLAIN) <= {case.name for case in CASES}
