@@ -14,6 +14,7 @@ import pytest
 ray = pytest.importorskip("ray", reason="ray is not installed")
 # gloo ends a call after this; it is also how long a rank waits for another to join the warm-up on a busy machine.
 HANG_S = 15
+MARK = "TESTS_RAY_STARTED_BY"
 ROOT = str(Path(__file__).resolve().parents[2])
 
 
@@ -37,6 +38,7 @@ class Fit:
 def cluster():
     os.environ["RAY_AUTH_MODE"] = "disabled"
     os.environ["PYTHONPATH"] = ROOT
+    os.environ[MARK] = str(os.getpid())
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=True, configure_logging=False)
     yield ray
     ray.shutdown()
@@ -122,8 +124,9 @@ def train_and_note(config: dict[str, Any]) -> None:
 
 
 def everything_is_back(within_s: float = 20.0) -> None:
-    """All CPUs are free again and no process of a probe is left."""
+    """All CPUs are free again and no process of a probe is left. Only of this Ray: other tests may run on the machine."""
     end_s = time.monotonic() + within_s
+    assert any(_is_of_this_ray(int(pid)) for pid in filter(str.isdigit, os.listdir("/proc"))), "its processes are not known"
     while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:
         assert time.monotonic() < end_s, f"resources are not back: {ray.available_resources()}"
         time.sleep(0.1)
@@ -138,8 +141,16 @@ def probe_processes() -> set[int]:
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             for fd in os.listdir(f"/proc/{pid}/fd"):
-                if "memfd:nccl-guard-journal" in os.readlink(f"/proc/{pid}/fd/{fd}"):
+                if "memfd:nccl-guard-journal" in os.readlink(f"/proc/{pid}/fd/{fd}") and _is_of_this_ray(int(pid)):
                     found.add(int(pid))
         except OSError:
             continue  # it ended while we looked
     return found
+
+
+def _is_of_this_ray(pid: int) -> bool:
+    """Started with the mark that `cluster` gives its Ray, whose workers and their children inherit it."""
+    try:
+        return f"{MARK}={os.getpid()}\0".encode() in Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
