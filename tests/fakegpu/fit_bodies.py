@@ -55,7 +55,10 @@ def sets_late(config: dict[str, Any]) -> None:
 def makes_a_group_on_nccl(config: dict[str, Any]) -> None:
     """Asks for NCCL by name, as libraries do, whatever the job has fallen back to."""
     for _ in range(2):
-        dist.new_group(backend="nccl")  # the line that the warning must name
+        try:
+            dist.new_group(backend="nccl")  # the line that the warning must name
+        except RuntimeError:
+            pass  # torch 2.15 forms it at once, and meets the fault
     write(config)
 
 
