@@ -75,4 +75,4 @@ def with_a_journal(mark: str) -> dict[int, int]:
                 parents[pid] = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
         except OSError:
             continue  # it ended while we looked
-    return [pid for pid, parent in parents.items() if parent in parents]
+    return parents
