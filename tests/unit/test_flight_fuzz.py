@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 
-from ray_nccl_guard.flight import UnreadableDump, diagnose, load, read_dump, render
+from ray_nccl_guard.flight import UnreadableDump, diagnose, load, read_dump, render, sheet
 from tests.unit.flight_builders import DATA
 
 hypothesis = pytest.importorskip("hypothesis", reason="hypothesis is not installed")
@@ -59,7 +59,7 @@ def verdict_over(*sources: bytes) -> None:
     verdict = diagnose(load({f"fr_{rank}": data for rank, data in enumerate(sources)}))
     json.dumps(verdict.to_json())
     assert render.text(verdict, all_groups=True).isascii()
-    assert render.sheet(verdict)
+    assert sheet.sheet(verdict)
 
 
 @SETTINGS
