@@ -209,7 +209,6 @@ IN_MAKE_TEST = frozenset(
         "wrong-sum",
         "init-hangs-on-one",
         "init-hangs-with-the-gil",
-        "device-hangs",
         "init-slow-and-logging",
         "abort-in-warm-up",
         "killed-once",

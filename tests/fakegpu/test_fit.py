@@ -86,7 +86,7 @@ def test_an_init_slower_than_its_deadline_that_still_logs_is_waited_for_once(fit
     assert run.report["action"] == "proceed" and run.report["timings_s"]["comm_init"] > 10.0
 
 
-@pytest.mark.parametrize("module", ["asks_cuda", "uses_threads"])
+@pytest.mark.parametrize("module", ["asks_cuda", pytest.param("uses_threads", marks=pytest.mark.slow)])
 def test_a_users_module_that_spoils_a_fork_at_import_costs_a_healthy_job_nothing(fits: Fits, module: str) -> None:
     run = fits.guarded(brings=f"tests.fakegpu.{module}")
     trained_on(run, "nccl")
@@ -101,6 +101,16 @@ def test_two_workers_on_one_gpu_are_named_before_any_call_of_nccl(fits: Fits) ->
     assert verdict(run)[:2] == ("duplicate_gpu", [0, 1])
     assert {o["outcome"] for o in run.report["attempts"][0]["outcomes"]} == {"not_run"}
     assert len({n["gpu"] for n in run.notes}) == 1
+
+
+@pytest.mark.slow
+def test_a_worker_with_several_gpus_is_proved_on_the_one_that_it_trains_on(fits: Fits) -> None:
+    run = fits.guarded(train="train", gpus=2)
+    trained_on(run, "nccl")
+    assert run.report["action"] == "proceed" and run.report["verdict"]["failure"] == "ok"
+    assert [len(r["gpu_ids"]) for r in run.report["ranks"]] == [2, 2]
+    assert [r["gpu"]["uuid"] for r in run.report["ranks"]] == ["GPU-" + n["gpu"] for n in run.notes]
+    same_losses(run)
 
 
 @pytest.mark.slow

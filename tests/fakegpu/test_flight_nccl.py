@@ -19,7 +19,7 @@ BODIES = "tests.fakegpu.flight_bodies"
 WORLD, CULPRIT = 3, 1
 
 
-@pytest.fixture(params=["nccl", "nccl-legacy"])
+@pytest.fixture(params=["nccl", pytest.param("nccl-legacy", marks=pytest.mark.slow)])
 def backend(request):
     return request.param
 
@@ -70,6 +70,7 @@ def test_a_collective_that_hangs_in_nccl_is_told_from_a_rank_out_of_step_and_bla
     assert "hangs_in_nccl" in collected.text() and "flight_bodies.py" in collected.text()
 
 
+@pytest.mark.slow
 def test_a_wait_is_followed_over_the_groups_of_a_mesh(ranks, tmp_path, backend):
     """Ranks 0, 2 and 3 stand in collectives of three different groups; only one of them is with the culprit."""
     collected = pull(ranks, tmp_path, "mesh_skips", backend, world=4)
@@ -84,6 +85,7 @@ def computing_ranks(double, tmp_path_factory):
         yield server
 
 
+@pytest.mark.slow
 def test_a_branch_of_a_ddp_model_that_one_rank_does_not_take_is_named(computing_ranks, tmp_path, backend):
     collected = pull(computing_ranks, tmp_path, "ddp_unused_branch", backend)
     assert (collected.verdict.kind.value, collected.verdict.culprit_ranks) == ("missing_rank", (CULPRIT,)), collected.text()

@@ -78,7 +78,7 @@ def test_a_world_of_one_needs_nobody_else():
     assert code == 0 and "1 of 1 ranks" in out
 
 
-@pytest.mark.parametrize("how, code", [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize("how, code", [(signal.SIGINT, 130), pytest.param(signal.SIGKILL, -9, marks=pytest.mark.slow)])
 def test_ranks_whose_rank_0_is_ended_end_by_themselves(how, code):
     port = free_port()
     ranks = [
