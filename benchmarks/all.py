@@ -39,7 +39,7 @@ class Benchmark:
 
 BENCHMARKS = (
     Benchmark("classify", "how well and how fast are failures named, beside grep", "classify.py", 240),
-    Benchmark("arch_scan", "the fatbin reader beside cuobjdump, and the `compat` verb", "arch_scan.py --rounds 3", 300),
+    Benchmark("arch_scan", "the fatbin reader beside cuobjdump, and the `compat` verb", "arch_scan.py --rounds 2", 300),
     Benchmark(
         "flight", "reading Flight Recorder dumps beside torchfrtrace, whom they convict; what recording costs",
         "flight.py --peer --rounds 2 --deadline-s 60 --accuracy --recording gloo nccl nccl-legacy", 420,
@@ -48,8 +48,8 @@ BENCHMARKS = (
     Benchmark("locate_sim", "rounds and worlds of locating, beside DLRover's and all pairs", "locate_sim.py", 60),
     Benchmark("price", "how close `estimate_step_cost` comes to real steps on gloo", "price.py", 240),
     Benchmark("publish", "what publishing a report costs", "publish.py", 60),
-    Benchmark("start_cost", "what the guard adds to a healthy start; fresh workers", "start_cost.py --rounds 5 --faults", 600),
-    Benchmark("time_to_verdict", "seconds from a fault to its sentence, and without the guard", "time_to_verdict.py --quick", 360),
+    Benchmark("start_cost", "what the guard adds to a healthy start; fresh workers", "start_cost.py --rounds 7 --faults", 900),
+    Benchmark("time_to_verdict", "seconds from a fault to its sentence, and without the guard", "time_to_verdict.py --quick", 600),
     Benchmark("syncbn_cpu", "what SyncBatchNorm on gloo costs a step (CPU)", "syncbn.py --device cpu --largest 16M --minutes 2", 360),
 )  # fmt: skip
 

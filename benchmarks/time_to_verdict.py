@@ -120,7 +120,7 @@ def building() -> float:
 
 def main() -> None:
     parser = harness.arguments(__doc__)
-    parser.add_argument("--quick", action="store_true", help="one case of each kind of action and finding, within 4 minutes")
+    parser.add_argument("--quick", action="store_true", help="one case of each kind of action and finding")
     parser.add_argument(
         "--timeouts", type=float, nargs="+", metavar="S", help="timeout_s of plain torch (default: 10 30; 10)"
     )
