@@ -78,9 +78,9 @@ def config(**options):
 @pytest.mark.parametrize(
     "stage, options, loop",
     [
-        ("facts", {}, {"broken": BrokenFacts()}),
+        pytest.param("facts", {}, {"broken": BrokenFacts()}, marks=pytest.mark.slow),
         ("probe", {"probe": BrokenInTheLauncher()}, {}),
-        ("report", {"policy": BrokenInTheReport()}, {}),
+        pytest.param("report", {"policy": BrokenInTheReport()}, {}, marks=pytest.mark.slow),
     ],
 )
 def test_training_goes_on_and_the_report_says_what_broke(fit, stage, options, loop):

@@ -147,7 +147,7 @@ def test_a_worker_that_is_lost_is_a_verdict_and_no_hang(address):
     everything_is_back()
 
 
-@pytest.mark.parametrize("how, code", [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize("how, code", [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGKILL, -9)])
 def test_a_probe_that_is_ended_gives_the_cluster_back(address, how, code):
     process = start(address)
     process.send_signal(how)
