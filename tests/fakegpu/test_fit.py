@@ -120,6 +120,7 @@ def test_settings_made_inside_train_func_are_warned_about(fits: Fits) -> None:
     assert "train_func changed NCCL_P2P_DISABLE=1, which had no effect" in run.logged
 
 
+@pytest.mark.slow
 def test_code_that_reads_the_group_and_code_that_makes_its_own_both_work(fits: Fits) -> None:
     run = fits.guarded(train="makes_its_own_group")
     trained_on(run, "nccl")
@@ -127,6 +128,7 @@ def test_code_that_reads_the_group_and_code_that_makes_its_own_both_work(fits: F
         assert noted["launch"] and noted["bound"] == noted["accelerate"] == f"cuda:{noted['rank']}"
 
 
+@pytest.mark.slow
 def test_a_fault_that_gloo_would_not_help_is_refused_before_train_func(fits: Fits) -> None:
     run = fits.guarded("init:preset=ecc@rank1")
     assert run.error is not None and run.error[0] == "NcclInitRefused", run.error

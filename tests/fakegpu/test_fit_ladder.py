@@ -54,6 +54,7 @@ def test_a_setting_of_the_users_is_left_alone_and_named(fits: Fits, where: str, 
     assert where == "the environment" or note.endswith(f"in {conf}")
 
 
+@pytest.mark.slow
 def test_the_budget_ends_the_rung_that_runs(fits: Fits) -> None:
     run = fits.guarded("init:hang@rank1", policy={"budget_s": 6})
     assert "Policy.budget_s = 6 s" in refused(run)
