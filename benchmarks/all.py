@@ -70,9 +70,10 @@ def run(benchmark: Benchmark, results: Path = RESULTS) -> bool:
         finally:
             _end(child)
         said.seek(0)
-        text = said.read()
+        # The result is the last line: Ray prints of workers that a benchmark lets die, to the same place.
+        text = (said.read().strip().splitlines() or [""])[-1]
         took = f"{time.monotonic() - started_s:6.0f} s  {benchmark.name:16}"
-        if code != 0 or not text.lstrip().startswith("{"):
+        if code != 0 or not text.startswith("{"):
             print(f"{took} FAILED ({code}); its older result, if any, is kept", flush=True)
             return False
         for file, suffix in ((out, ".md"), (plot, ".png")):
