@@ -10,7 +10,8 @@ import pytest
 pytest.importorskip("ray", reason="ray is not installed")
 from tests.ray.clusters import ROOT, environment
 
-SCRIPT = """
+SCRIPT = r"""
+import os
 import torch
 from ray.train import RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
@@ -21,7 +22,8 @@ def train_func(config):
     tensor = torch.ones(1)
     if dist.is_initialized():
         dist.all_reduce(tensor)
-    print("SUM", tensor.item(), current_report())
+    # One write: under torchrun both ranks share the pipe, and print() makes several.
+    os.write(1, f"SUM {tensor.item()} {current_report()}\n".encode())
 
 TorchTrainer(
     train_func, train_loop_config={}, torch_config=GuardedTorchConfig(), scaling_config=ScalingConfig(num_workers=0),
