@@ -82,6 +82,7 @@ def _outcome(result: ProbeResult) -> dict[str, Any]:
         "steps": {
             s.step.value: [s.outcome.value, round(s.seconds, 4), *([s.detail] if s.detail else [])] for s in result.steps
         },
+        **({"nccl_s": dict(result.nccl_s)} if result.nccl_s else {}),
     }
 
 

@@ -14,8 +14,9 @@ from ray_nccl_guard.ladder import Decision, Ladder, Rung
 from ray_nccl_guard.locate import meaning
 from ray_nccl_guard.locate.locate import locate
 from ray_nccl_guard.locate.result import RunRound
-from ray_nccl_guard.network.findings import Host
+from ray_nccl_guard.network.findings import Host, NetworkFinding
 from ray_nccl_guard.network.grid import Matrix
+from ray_nccl_guard.network.slow_start import slow_start
 from ray_nccl_guard.network.steadiness import slow_ranks
 from ray_nccl_guard.probe.spec import Outcome, ProbeResult, Step
 from ray_nccl_guard.report import Attempt, Report
@@ -138,12 +139,13 @@ class Preflight:
         for fact in self.facts:
             on.setdefault(fact.node, []).append(fact)
         hosts = [Host(rank=f[0].rank, name=f[0].host, ranks=tuple(one.rank for one in f)) for f in on.values()]
-        found = []
+        found: list[NetworkFinding | None] = []
         for step in Step:
             took = {
                 r.rank: s.seconds for r in attempt.results for s in r.steps if s.step is step and s.outcome is Outcome.OK
             }
-            found.append(slow_ranks(step.value, took, hosts))
+            phases = slow_start({r.rank: r.nccl_s for r in attempt.results}, took, hosts) if step is Step.COMM_INIT else ()
+            found += phases or (slow_ranks(step.value, took, hosts),)
         return [one.text for one in found if one is not None]
 
     def _worth_locating(self, rung: Rung, verdict: Verdict, proof: Proof) -> bool:

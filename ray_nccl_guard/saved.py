@@ -206,6 +206,7 @@ def _result(
         lines=lines,
         proved=tuple(data.get("proved", ())),
         all_reduce_s=all_reduce_s,
+        nccl_s=dict(data.get("nccl_s", {})),
         device=rank.get("device") or "",
         free_before_bytes=rank.get("free_before_bytes"),
         free_after_bytes=rank.get("free_after_bytes"),

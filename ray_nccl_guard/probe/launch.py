@@ -6,7 +6,7 @@ import os
 import time
 from dataclasses import replace
 
-from ray_nccl_guard.probe import act, kernel, memory, process
+from ray_nccl_guard.probe import act, kernel, memory, nccl_timings, process
 from ray_nccl_guard.probe.child import EXIT_OK, EXIT_SPAWN_ME
 from ray_nccl_guard.probe.journal import JournalReader, anonymous_file, say_go, silent_s
 from ray_nccl_guard.probe.record import Record, tail
@@ -242,6 +242,7 @@ class _Watch:
             signal=signal,
             killed_by_guard=bool(reason),
             lines=tail(self.fds[2], "output") + tail(self.fds[3], "nccl"),
+            nccl_s=nccl_timings.read(self.fds[3], self.task.world_size),
             silent_s=quiet_s,
             process_state=state,
             stuck=stuck,

@@ -140,6 +140,8 @@ class ProbeResult:
         proved: the collectives that completed with right values.
         all_reduce_s: seconds of all_reduce by its size in bytes: what a fall-back costs is said from these. Of the first
             call, or of a warm one where the task asked for the price.
+        nccl_s: seconds of the phases of NCCL's start, by NCCL's own words for them (`probe.nccl_timings`); empty if its log
+            did not tell.
         device: the device it ran on, e.g. `cuda:1`, `cpu`.
         free_before_bytes, free_after_bytes: device memory free before and after the group was made.
         kernel_lines: what the kernel log and the cgroup counted against this rank since the child began.
@@ -162,6 +164,7 @@ class ProbeResult:
     process_state: str = ""
     proved: tuple[str, ...] = ()
     all_reduce_s: dict[int, float] = field(default_factory=dict)
+    nccl_s: dict[str, float] = field(default_factory=dict)
     device: str = ""
     free_before_bytes: int | None = None
     free_after_bytes: int | None = None

@@ -14,6 +14,7 @@ from tests.fakegpu.ranks import Ended, Ranks
 BODIES = "tests.fakegpu.bodies"
 # "nccl" is the new backend in torch 2.15 and the old one before; "nccl-legacy" exists from 2.14 on.
 BACKENDS = ("nccl", "nccl-legacy")
+KERNELS = re.compile(r"Init timings - ncclCommInitRankConfig: rank (\d) nranks 2 total .*?kernels (\d+\.\d\d),")
 
 
 def all_reduce(
@@ -158,6 +159,10 @@ def test_a_slow_init_that_logs_is_seen_to_go_on(ranks: Ranks, shared_memory: Pat
         assert "Bootstrap: Using" in text and "NCCL version 2.30.7+cuda" in text
         assert re.search(r"rank \d nranks 2 cudaDev \d nvmlDev \d busId \d000 commId 0x[0-9a-f]+ - Init START", text)
         assert "Init COMPLETE" in text
+    loading_s = {rank: float(seconds) for text in logs.values() for rank, seconds in KERNELS.findall(text)}
+    assert loading_s["1"] >= 1.5 > loading_s["0"], "what delays a rank's start is its own time"
+    waited_s = [float(text.split("Bootstrap timings total ")[1].split()[0]) for text in logs.values()]
+    assert max(waited_s) > 0.5 > min(waited_s), f"the other one waits for it in the bootstrap, not it: {waited_s}"
 
 
 def test_a_warning_has_nccls_format_and_only_the_level_asked_for(ranks: Ranks, tmp_path: Path) -> None:

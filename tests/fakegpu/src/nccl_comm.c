@@ -79,19 +79,33 @@ static ncclResult_t no_duplicates(ncclComm_t c) {
   return ncclSuccess;
 }
 
+static double now_s(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
 static ncclResult_t form(ncclComm_t c) {
   int result;
   ncclResult_t failure;
+  struct init_timings t;
   if (nccl_log_network(c)) return ncclInternalError;
   nccl_log_start(c);
+  t.began_s = now_s();
   if ((result = nccl_strike(c, "init", -1, -1, NULL)) >= 0) return (ncclResult_t)result;
+  t.loaded_s = now_s();
   if ((failure = take_memory(c))) return failure;
+  t.ready_s = now_s();
   if ((failure = meet(c))) return failure;
+  t.met_s = now_s();
+  nccl_log_bootstrap(c, &t);
   if ((failure = no_duplicates(c))) return failure;
   nccl_log_connected(c);
   if ((result = nccl_strike_pairs(c, "init")) >= 0) return (ncclResult_t)result;
   if ((result = nccl_strike(c, "initdone", -1, -1, NULL)) >= 0) return (ncclResult_t)result;
+  t.done_s = now_s();
   nccl_log_complete(c);
+  nccl_log_timings(c, &t);
   return ncclSuccess;
 }
 

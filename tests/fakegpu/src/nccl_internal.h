@@ -69,6 +69,11 @@ void nccl_log_start(const ncclComm_t comm);
 int nccl_log_network(const ncclComm_t comm); /* 0, or -1 when NCCL_SOCKET_IFNAME leaves no interface */
 void nccl_log_connected(const ncclComm_t comm);
 void nccl_log_complete(const ncclComm_t comm);
+struct init_timings {
+  double began_s, loaded_s, ready_s, met_s, done_s;
+}; /* a monotonic clock: where each phase of an init ends */
+void nccl_log_bootstrap(const ncclComm_t comm, const struct init_timings *t);
+void nccl_log_timings(const ncclComm_t comm, const struct init_timings *t);
 int nccl_version(void);
 
 /* nccl_fault.c: -1 to go on, else the ncclResult_t to return. `wrong` is set when the result must be spoilt. */

@@ -169,6 +169,21 @@ static void init_line(const ncclComm_t c, const char *end) {
 void nccl_log_start(const ncclComm_t c) { init_line(c, "START"); }
 void nccl_log_complete(const ncclComm_t c) { init_line(c, "COMPLETE"); }
 
+/* Like the real ones: who comes last to the meeting waits in it for nobody, and all the others wait for it. */
+void nccl_log_bootstrap(const ncclComm_t c, const struct init_timings *t) {
+  nccl_info(c, "BOOTSTRAP",
+            "Bootstrap timings total %f (create %f, send %f, recv %f, ring %f, delay %f)", t->met_s - t->ready_s, 0.0, 0.0,
+            t->met_s - t->ready_s, 0.0, 0.0);
+}
+
+void nccl_log_timings(const ncclComm_t c, const struct init_timings *t) {
+  nccl_info(c, "INIT",
+            "Init timings - ncclCommInitRankConfig: rank %d nranks %d total %.2f (kernels %.2f, alloc %.2f, bootstrap %.2f, "
+            "allgathers 0.00, topo 0.00, graphs 0.00, connections %.2f, rest 0.00)",
+            c->rank, c->size, t->done_s - t->began_s, t->loaded_s - t->began_s, t->ready_s - t->loaded_s,
+            t->met_s - t->ready_s, t->done_s - t->met_s);
+}
+
 int nccl_log_network(const ncclComm_t c) {
   static const char *const REPORTED[] = {"NCCL_SOCKET_IFNAME",     "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE",
                                          "NCCL_IB_DISABLE",        "NCCL_NVLS_ENABLE", "NCCL_CUMEM_ENABLE",
