@@ -159,22 +159,28 @@ def _judge(found: Sequence[Culprits], nodes: Mapping[str, Group]) -> Located:
 
 def _patience(everyone: Group, rounds: Rounds) -> Search[Located]:
     """The fault comes and goes: everybody meets new partners, and who fails with two different ones is named."""
-    for turn in range(PATIENCE):
+    # One failed pair accuses two ranks, and a second failure with another partner is as long in coming as the first was.
+    for turn in range(2 * PATIENCE if len(everyone) > 2 else PATIENCE):
         named = _repeat_offenders(rounds)
         if named:
             return Located(kind=Kind.INTERMITTENT, ranks=named)
+        if turn >= PATIENCE and not _failed_pairs(rounds):
+            break
         yield from ask(_round_robin(everyone, turn), again=True)
     named = _repeat_offenders(rounds)
     if named:
         return Located(kind=Kind.INTERMITTENT, ranks=named)
-    pairs = [set(group) for group, failed in rounds.log if failed and len(group) == 2]
-    return Located(kind=Kind.INTERMITTENT if pairs else Kind.NONE, ranks=tuple(sorted(set().union(*pairs))))
+    pairs = _failed_pairs(rounds)
+    return Located(kind=Kind.INTERMITTENT if pairs else Kind.NONE, ranks=tuple(sorted(frozenset().union(*pairs))))
+
+
+def _failed_pairs(rounds: Rounds) -> set[frozenset[int]]:
+    return {frozenset(group) for group, failed in rounds.log if failed and len(group) == 2}
 
 
 def _repeat_offenders(rounds: Rounds) -> tuple[int, ...]:
     """Ranks that failed with two partners or more, if nobody else explains those failures."""
-    failures = {frozenset(group) for group, failed in rounds.log if failed and len(group) == 2}
-    partners = Counter(rank for pair in failures for rank in pair)
+    partners = Counter(rank for pair in _failed_pairs(rounds) for rank in pair)
     most = max(partners.values(), default=0)
     return tuple(sorted(rank for rank, count in partners.items() if count == most)) if most > 1 else ()
 
