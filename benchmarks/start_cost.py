@@ -57,16 +57,22 @@ class TimedGuarded(GuardedBackend):
             _note(f"ended-{started_s}", {"at_s": time.monotonic()})
 
 
+# Ray sends a config to every worker. A class of this script goes by value, with all that it refers to: so these refer to the
+# timed backends by name, as the real configs do, and a worker does not import the controller's half.
 class PlainConfig(TorchConfig):
     @property
     def backend_cls(self) -> Any:
-        return TimedPlain
+        from benchmarks import start_cost
+
+        return start_cost.TimedPlain
 
 
 class GuardedConfig(GuardedTorchConfig):
     @property
     def backend_cls(self) -> Any:
-        return TimedGuarded
+        from benchmarks import start_cost
+
+        return start_cost.TimedGuarded
 
 
 def private_mib(pid: int | str) -> float:

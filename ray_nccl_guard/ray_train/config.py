@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray.train.torch import TorchConfig
 
@@ -14,8 +14,10 @@ from ray_nccl_guard.policy import Policy
 from ray_nccl_guard.probe.drill import text_of
 from ray_nccl_guard.probe.spec import ProbeSpec
 from ray_nccl_guard.ray_train.late_settings import SettingsWatch
-from ray_nccl_guard.ray_train.settings import Mode, settings_from
-from ray_nccl_guard.rulebook import Rule
+from ray_nccl_guard.ray_train.settings import Mode
+
+if TYPE_CHECKING:  # Ray sends the config to every worker, which pays for what this file imports
+    from ray_nccl_guard.rulebook import Rule
 
 
 @dataclass
@@ -60,6 +62,8 @@ class GuardedTorchConfig(TorchConfig):
             raise ValueError(f"GuardedTorchConfig.eager_init is True or False, not {self.eager_init!r}")
         if self.policy is not None and not isinstance(self.policy, Policy | Mapping | str | os.PathLike):
             raise ValueError(f"GuardedTorchConfig.policy is a Policy, some keys of one, or a name, not {self.policy!r}")
+        from ray_nccl_guard.ray_train.resolve import settings_from  # rules and policy files: the driver's business alone
+
         # TorchTrainer overwrites `backend` in place (Ray Train V2), and the environment of this driver does not reach the
         # controller of a running cluster: both are recorded here and carried by value.
         self.guard = settings_from(

@@ -11,7 +11,8 @@ from typing import Any
 from ray.train.torch.config import TorchConfig, _TorchBackend
 
 from ray_nccl_guard.ray_train.backend import GuardedBackend
-from ray_nccl_guard.ray_train.settings import Mode, settings_from
+from ray_nccl_guard.ray_train.resolve import settings_from
+from ray_nccl_guard.ray_train.settings import Mode
 
 log = logging.getLogger("ray.train.nccl_guard")
 

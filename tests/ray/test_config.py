@@ -11,7 +11,8 @@ from ray.train.torch import TorchConfig
 
 from ray_nccl_guard import GuardedTorchConfig, NcclInitRefused, Policy, ProbeSpec
 from ray_nccl_guard.ray_train.errors import GuardRestart
-from ray_nccl_guard.ray_train.settings import Mode, mode_from, policy_from, stricter
+from ray_nccl_guard.ray_train.resolve import policy_from
+from ray_nccl_guard.ray_train.settings import Mode, mode_from, stricter
 
 
 def test_every_argument_of_torch_config_keeps_its_meaning():

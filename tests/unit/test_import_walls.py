@@ -129,3 +129,20 @@ def test_every_public_name_can_be_had():
         assert getattr(ray_nccl_guard, name) is not None
     with pytest.raises(AttributeError):
         ray_nccl_guard.nothing_of_that_name  # noqa: B018
+
+
+def test_a_worker_of_a_healthy_job_loads_the_config_and_the_probe_and_nothing_that_judges():
+    """Every worker pays for what the config it gets, and the functions it runs, import: memory that its training lacks."""
+    program = (
+        "import sys; from ray_nccl_guard import GuardedTorchConfig\n"
+        "import ray_nccl_guard.ray_train.on_worker, ray_nccl_guard.probe.launch, ray_nccl_guard.eager\n"
+        "print(*sorted(name for name in sys.modules if name.startswith('ray_nccl_guard.')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, cwd=PACKAGE.parent, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    loaded = {name.removeprefix("ray_nccl_guard.").split(".")[0] for name in done.stdout.split()}
+    judging = {name for row in FLOW[FLOW.index({"evidence"}) :] for name in row}
+    judging -= {"ray_train", "policy", "eager", "__init__"}  # what the config holds, and what forms the training group
+    assert {"probe", "policy", "facts"} <= loaded and not loaded & judging, loaded & judging
