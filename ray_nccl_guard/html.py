@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from ray_nccl_guard import price, render
+from ray_nccl_guard import headline, price, render
 from ray_nccl_guard.attempt import Attempt
 from ray_nccl_guard.classes import CLASSES, FailureClass
 from ray_nccl_guard.errors import GuardError
@@ -57,7 +57,7 @@ def page(report: Report) -> str:
             report=report,
             level=_level(report),
             sentence=_sentence(report),
-            drill=render.drill_sentence(report),
+            drill=headline.drill_sentence(report),
             ended=_ended(report),
             decision=_decision(report),
             grids=[_grid(report, attempt) for attempt in _shown(report)],

@@ -7,8 +7,7 @@ import textwrap
 
 from ray_nccl_guard import price
 from ray_nccl_guard.classes import CLASSES, FailureClass
-from ray_nccl_guard.evidence import Origin
-from ray_nccl_guard.ladder import GLOO
+from ray_nccl_guard.headline import drill_sentence, headline, marked, settings_text
 from ray_nccl_guard.policy import Action
 from ray_nccl_guard.probe.spec import Outcome, Step
 from ray_nccl_guard.report import Attempt, Report, outcomes, ranks_text, step_of
@@ -28,71 +27,10 @@ _SETTINGS_HELP = (
 def render(report: Report) -> str:
     """The whole message of a report."""
     if report.guard_error:
-        return _marked(report, _guard_error(report))
+        return marked(report, _guard_error(report))
     if report.verdict.failure is FailureClass.OK:
-        return _marked(report, _passed(report))
+        return marked(report, _passed(report))
     return "\n".join([headline(report), "", *_body(report), "", *_decision(report), "", *_help(report)])
-
-
-def headline(report: Report) -> str:
-    """`level[class]: one sentence that stands alone and ends in the consequence`."""
-    verdict = report.verdict
-    level = "error" if report.decision.action is Action.REFUSE else "warning"
-    summary = verdict.summary or CLASSES[verdict.failure].summary
-    return _marked(report, f"{level}[{verdict.failure.value}]: {_who(report)}: {summary}; {_consequence(report)}")
-
-
-def drill_sentence(report: Report) -> str:
-    """What of a drill's report was acted out and what is real; empty if it is no drill."""
-    if not report.drill:
-        return ""
-    failed = report.failed
-    if report.verdict.failure is FailureClass.OK or failed is None or not failed.drill:
-        real = "" if report.verdict.failure is FailureClass.OK else ", and this failure is REAL"
-        return f"{report.drill} made nothing fail{real}"
-    decision = report.decision
-    then = f"; {decision.backend} is proved and used for real" if decision.action is Action.FALL_BACK else ""
-    return f"{failed.drill}: acted out, NCCL was not touched; this is no failure of the cluster{then}"
-
-
-def _marked(report: Report, text: str) -> str:
-    return f"DRILL: {text}" if report.drill else text
-
-
-def short(report: Report) -> str:
-    """Line one, the reason and where the whole report lies: the text of an exception."""
-    lines = [headline(report), f"because {report.decision.because}"]
-    if report.path:
-        lines.append(f"report: {report.path}")
-    return "\n".join(lines)
-
-
-def _who(report: Report) -> str:
-    failed = report.failed
-    backend = failed.rung.backend if failed else report.backend_wanted
-    name = GLOO if backend == GLOO else "NCCL"
-    where = "pre-flight" if failed is None or failed.evidence.origin is Origin.PROBE else "the start of the training group"
-    culprits = report.verdict.culprit_ranks
-    if not culprits or len(culprits) == report.world_size:
-        return f"{name} failed {where}"
-    return f"{name} failed {where} on rank{'s' if len(culprits) > 1 else ''} {ranks_text(culprits)}"
-
-
-def _consequence(report: Report) -> str:
-    decision = report.decision
-    if decision.action is Action.REFUSE:
-        return "training refused"
-    if decision.action is Action.RETRY:
-        return "trying again with fresh workers"
-    if decision.action is Action.PROCEED:
-        return f"training goes on with {decision.backend} all the same"
-    if decision.relief:
-        return f"training will use {decision.backend} with {_env(decision.relief)}"
-    return f"training will use {decision.backend}"
-
-
-def _env(env: object) -> str:
-    return " ".join(f"{k}={v}" for k, v in dict(env).items())  # type: ignore[call-overload]
 
 
 def _row(label: str, text: str) -> list[str]:
@@ -212,7 +150,7 @@ def _decision(report: Report) -> list[str]:
         Action.PROCEED: f"proceed with {decision.backend}",
         Action.RETRY: "retry with fresh workers",
         Action.FALL_BACK: f"fall back, {report.backend_wanted} -> {decision.backend}"
-        + (f" with {_env(decision.relief)}" if decision.relief else ""),
+        + (f" with {settings_text(decision.relief)}" if decision.relief else ""),
         Action.REFUSE: "refuse",
     }[decision.action]
     lines = _row("decision", what) + _row("because", decision.because)

@@ -10,20 +10,19 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from ray_nccl_guard import facts, policy_file
+from ray_nccl_guard import facts
 from ray_nccl_guard.classes import FailureClass
+from ray_nccl_guard.cli.probe_arguments import WAIT_S, Asked, add_arguments, resolve
 from ray_nccl_guard.errors import GuardError, UsageError
 from ray_nccl_guard.guard import GroupLost, Preflight
 from ray_nccl_guard.ladder import Decision, Ladder, Wanted, has_legacy
-from ray_nccl_guard.policy import Action, Policy
+from ray_nccl_guard.policy import Action
 from ray_nccl_guard.probe.drill import Fault, text_of
-from ray_nccl_guard.probe.operations import expand
-from ray_nccl_guard.probe.spec import ProbeSpec
 from ray_nccl_guard.report import Report
 from ray_nccl_guard.verdict import Certainty, Verdict
 
@@ -33,58 +32,14 @@ if TYPE_CHECKING:
     from ray_nccl_guard.prove.session import CannotProbe, Session
     from ray_nccl_guard.prove.worlds import SweepLine
 
-_EPILOG = """exit codes: 0 proceed, 10 fall back (only gloo, or a setting, works), 20 refuse, 2 wrong usage, 130 interrupted.
-Without --from-env and --address, ranks are processes on this host: one per visible GPU. With --backend given several
-times each is probed once and compared: 0 if the first passes, 10 if another does."""
+__all__ = ["add_arguments", "run"]
 
-BACKENDS = ("nccl", "nccl2", "nccl-legacy", "gloo", "cpu:gloo,cuda:nccl")
-# Pods of one job may start minutes apart (images are pulled); what is longer is missing.
-_WAIT_S = 300.0
 _EXIT = {Action.PROCEED: 0, Action.RETRY: 20, Action.FALL_BACK: 10, Action.REFUSE: 20}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """The command line, resolved."""
-
-    backends: tuple[str, ...]
-    policy: Policy
-    spec: ProbeSpec
-    collectives: tuple[str, ...]
-    locate: bool
-    sweep: bool
-    drill: tuple[Fault, ...] = ()
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the verb's options."""
-    parser.epilog = _EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    add = parser.add_argument
-    add("--ranks", type=_ranks, metavar="N", help="processes on this host (default: one per GPU)")
-    add("--backend", action="append", choices=BACKENDS, metavar="B", help=f"one of {', '.join(BACKENDS)}; default nccl")
-    add(
-        "--from-env",
-        action="store_true",
-        help="this is one rank of torchrun, PyTorchJob, mpirun or a pod, by its environment",
-    )
-    add("--wait", type=_seconds, metavar="S", help=f"--from-env: how long ranks may be late (default {_WAIT_S:g})")
-    add("--address", metavar="A", help="over a Ray cluster: auto, or HOST:PORT of its head")
-    add("--num-workers", type=_ranks, metavar="N", help="--address: the ranks")
-    add("--gpus-per-worker", type=_gpus, metavar="G", help="--address: GPUs of each (default 1; 0 for CPUs and gloo)")
-    add("--sweep", action="store_true", help="worlds of 1, 2, 4 .. N as well, with all_reduce up to 64 MiB on NCCL")
-    add(
-        "--locate", action="store_true", help="after a failure find the rank, node, link or size, also where ranks are named"
-    )
-    add("--policy", metavar="P", help="default, fallback, strict, observe or a TOML file")
-    add("--collectives", metavar="NAMES", help="presets and operations, by comma (default ddp,syncbn)")
-    add("--timeout", type=_seconds, metavar="S", help="deadline of the store, the peers, comm_init and the collectives each")
-    add("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace, drill: tuple[Fault, ...] = ()) -> int:
     """Probe, print, and return the exit code; with `drill` act its faults out (`ray-nccl-guard drill`)."""
-    asked = replace(_resolve(args), drill=drill)
+    asked = replace(resolve(args), drill=drill)
     signal.signal(signal.SIGTERM, _leave)
     try:
         return _run(args, asked)
@@ -93,7 +48,7 @@ def run(args: argparse.Namespace, drill: tuple[Fault, ...] = ()) -> int:
         return 130
 
 
-def _run(args: argparse.Namespace, asked: _Asked) -> int:
+def _run(args: argparse.Namespace, asked: Asked) -> int:
     from ray_nccl_guard.cli import probe_session
     from ray_nccl_guard.cli.probe_view import Progress
     from ray_nccl_guard.prove.session import CannotProbe
@@ -101,7 +56,7 @@ def _run(args: argparse.Namespace, asked: _Asked) -> int:
     with Progress().shown() as progress:
         ranks: AbstractContextManager[Session]
         if args.from_env:
-            me, wait_s = probe_session.from_env.read(os.environ), args.wait or _WAIT_S
+            me, wait_s = probe_session.from_env.read(os.environ), args.wait or WAIT_S
             if me.rank:
                 return _follow(me, wait_s)
             ranks = probe_session.as_launched(me, wait_s, progress.say)
@@ -145,7 +100,7 @@ def _follow(me: Any, wait_s: float) -> int:
 
 
 def _examine(
-    ranks: AbstractContextManager[Session], asked: _Asked, say: Callable[[str], None]
+    ranks: AbstractContextManager[Session], asked: Asked, say: Callable[[str], None]
 ) -> tuple[list[Report], tuple[SweepLine, ...]]:
     """Every backend's report, and the worlds of a sweep."""
     from ray_nccl_guard.prove.worlds import sweep
@@ -160,7 +115,7 @@ def _examine(
     return reports, lines
 
 
-def _prover(session: Session, asked: _Asked, say: Callable[[str], None]) -> tuple[Prover, Explorer]:
+def _prover(session: Session, asked: Asked, say: Callable[[str], None]) -> tuple[Prover, Explorer]:
     from ray_nccl_guard.prove.prover import Prover
     from ray_nccl_guard.prove.worlds import Worlds
 
@@ -170,7 +125,7 @@ def _prover(session: Session, asked: _Asked, say: Callable[[str], None]) -> tupl
     return prover, partial(Worlds, prover)
 
 
-def _preflight(session: Session, asked: _Asked, backend: str, say: Callable[[str], None]) -> Report:
+def _preflight(session: Session, asked: Asked, backend: str, say: Callable[[str], None]) -> Report:
     begin_s = time.monotonic()
     prover, explore = _prover(session, asked, say)
     wanted = Wanted(
@@ -205,7 +160,7 @@ def _preflight(session: Session, asked: _Asked, backend: str, say: Callable[[str
     return report.with_changes(notes=notes, timings_s={**report.timings_s, "guard": time.monotonic() - begin_s})
 
 
-def _not_probed(error: CannotProbe, asked: _Asked) -> Report:
+def _not_probed(error: CannotProbe, asked: Asked) -> Report:
     verdict = Verdict(
         failure=error.failure, summary=str(error), certainty=Certainty.ESTABLISHED, culprit_ranks=error.ranks,
         gloo_can_help=False,
@@ -253,61 +208,6 @@ def _text(reports: list[Report], lines: tuple[SweepLine, ...]) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _resolve(args: argparse.Namespace) -> _Asked:
-    _check_places(args)
-    on_cpu = args.gpus_per_worker == 0
-    backends = tuple(dict.fromkeys(args.backend or (["gloo"] if on_cpu else ["nccl"])))
-    try:
-        policy = policy_file.resolve(args.policy, os.environ)
-        collectives = expand(None if args.collectives is None else [n.strip() for n in args.collectives.split(",")])
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-    spec = ProbeSpec()
-    if args.timeout is not None:
-        t = args.timeout
-        spec = replace(spec, store_s=t, peers_s=t, comm_init_s=t, comm_init_per_rank_s=0.0, collective_s=t)
-    return _Asked(backends=backends, policy=policy, spec=spec, collectives=collectives, locate=args.locate, sweep=args.sweep)
-
-
-def _check_places(args: argparse.Namespace) -> None:
-    where = [name for name, given in (("--from-env", args.from_env), ("--address", args.address)) if given]
-    where += ["--ranks"] if args.ranks is not None else []
-    if len(where) > 1:
-        raise UsageError(f"{' and '.join(where)} exclude each other: they say where the ranks come from")
-    if args.address and args.num_workers is None:
-        raise UsageError("--address needs --num-workers: how many ranks to place on the cluster")
-    if not args.address and (args.num_workers is not None or args.gpus_per_worker is not None):
-        raise UsageError("--num-workers and --gpus-per-worker go with --address", help=("on this host: --ranks N",))
-    if args.wait is not None and not args.from_env:
-        raise UsageError("--wait goes with --from-env")
-
-
 def _leave(number: int, _frame: FrameType | None) -> None:
     # Through every `finally`, so that ranks and placement groups are given back.
     raise SystemExit(128 + number)
-
-
-def _ranks(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} ranks prove nothing: give a whole number of 1 or more")
-    return int(text)
-
-
-def _gpus(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"give a number of GPUs, not {text!r}") from None
-    if not value >= 0 or (value > 1 and value != int(value)):
-        raise argparse.ArgumentTypeError("Ray takes fractions of a GPU up to 1 and whole numbers above")
-    return value
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"give a number of seconds, not {text!r}") from None
-    if not 0 < value <= 3600:
-        raise argparse.ArgumentTypeError("give a number of seconds above 0 and up to 3600")
-    return value

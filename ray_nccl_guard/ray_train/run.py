@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import ray
 
-from ray_nccl_guard import differences, eager, facts, render
+from ray_nccl_guard import differences, eager, facts, headline
 from ray_nccl_guard.classes import FailureClass
 from ray_nccl_guard.evidence import Origin
 from ray_nccl_guard.guard import GroupLost, Preflight
@@ -225,7 +225,7 @@ class GuardedStart:
         state.decision = None
         publish.announce(report)
         self.placement.release()
-        raise GuardRestart(render.short(report), report.to_json())
+        raise GuardRestart(headline.short(report), report.to_json())
 
     def _restart(self, preflight: Preflight, because: str, *, counts: bool = True) -> NoReturn:
         state = self.run_state
@@ -244,12 +244,12 @@ class GuardedStart:
         state.decision = None
         publish.announce(report)
         self.placement.release()
-        raise GuardRestart(render.short(report), report.to_json())
+        raise GuardRestart(headline.short(report), report.to_json())
 
     def _refuse(self, report: Report) -> NoReturn:
         publish.announce(report)
         self.placement.release()
-        raise NcclInitRefused(render.short(report), report.to_json())
+        raise NcclInitRefused(headline.short(report), report.to_json())
 
     def abandon(self) -> None:
         """After the guard's own failure: leave the workers as plain TorchConfig expects them."""

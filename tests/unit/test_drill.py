@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_nccl_guard import html, render, saved
+from ray_nccl_guard import headline, html, render, saved
 from ray_nccl_guard.classes import FailureClass
 from ray_nccl_guard.evidence import align
 from ray_nccl_guard.last_good import compare, passed
@@ -132,8 +132,8 @@ def test_a_preset_is_named_as_the_failure_whose_words_it_has(name):
 
 def test_every_output_of_a_drill_is_marked_and_its_file_keeps_the_mark():
     report = report_cases.drilled()
-    assert render.headline(report).startswith("DRILL: warning[illegal_memory_access]: NCCL failed pre-flight on rank 3")
-    assert render.short(report).startswith("DRILL: ")
+    assert headline.headline(report).startswith("DRILL: warning[illegal_memory_access]: NCCL failed pre-flight on rank 3")
+    assert headline.short(report).startswith("DRILL: ")
     told = " ".join(render.render(report).split())
     assert (
         "drill allreduce:cuda700@rank3: acted out, NCCL was not touched" in told

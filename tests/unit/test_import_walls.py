@@ -37,7 +37,7 @@ FLOW = [
     {"rulebook", "carried_rules", "diagnosis", "logs", "verdict", "locate"},
     {"policy", "policy_file", "ladder"},
     {"flight"},
-    {"report", "guard", "eager", "render", "saved", "last_good", "html", "price", "excerpts", "attempt"},
+    {"report", "guard", "eager", "headline", "render", "saved", "last_good", "html", "price", "excerpts", "attempt"},
     {"prove"},
     {"ray_train"},
     {"cli", "arguments", "__main__", "__init__"},
