@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from ray_nccl_guard.locate.culprits import Culprits, explain, match
+from ray_nccl_guard.locate.culprits import Culprits, explain
 from ray_nccl_guard.locate.result import Group, Kind, Located, RunRound
 from ray_nccl_guard.locate.rounds import BudgetOver, Rounds, Search, ask, together
 from ray_nccl_guard.locate.sentence import sentence
@@ -83,10 +83,11 @@ def _among(nodes: Mapping[str, Group], alive: Group) -> Search[list[Culprits]]:
         if failing:
             # Only a node that passed as a world has ranks known to work with others.
             helpers = [rank for ranks, fails in zip(inner.values(), answers, strict=True) if not fails for rank in ranks]
-            if not helpers:
-                pairs, _ = match(alive)
-                answers = yield from ask(pairs)
-                helpers = [rank for pair, fails in zip(pairs, answers, strict=True) if not fails for rank in pair]
+            for turn in (0, 1):
+                if not helpers:
+                    pairs = _across_half(alive, turn)
+                    answers = yield from ask(pairs)
+                    helpers = [rank for pair, fails in zip(pairs, answers, strict=True) if not fails for rank in pair]
             # Each search gets helpers of its own, so that they do not wait for each other.
             shares = [helpers[i :: len(failing)] for i in range(len(failing))]
             return (
@@ -95,6 +96,12 @@ def _among(nodes: Mapping[str, Group], alive: Group) -> Search[list[Culprits]]:
                 )
             )
     return [(yield from explain(alive, (), _across(nodes)))]
+
+
+def _across_half(members: Group, turn: int) -> list[Group]:
+    """Disjoint pairs of the first half with the second, whose partners are `turn` places further on."""
+    half = len(members) // 2
+    return [(members[i], members[half + (i + turn) % half]) for i in range(half)]
 
 
 class _across:

@@ -109,6 +109,23 @@ def test_two_bad_ranks_are_both_found(shape: tuple[int, int]):
         assert (found.kind, list(found.ranks)) == (Kind.RANK, pair)
 
 
+@pytest.mark.parametrize("shape", [(4, 1), (4, 2), (4, 4), (6, 3)])
+def test_two_bad_ranks_of_few_are_both_found(shape: tuple[int, int]):
+    for pair in itertools.combinations(range(shape[0]), 2):
+        found = find(shape, *map(bad_rank, pair))
+        assert found.ranks == pair, (pair, found)  # all ranks of one node are that node
+
+
+def test_two_bad_ranks_of_three_leave_no_pair_that_works_and_nobody_is_accused():
+    found = find((3, 1), bad_rank(0), bad_rank(1))
+    assert (found.kind, found.ranks) == (Kind.THRESHOLD, ())
+
+
+def test_of_two_ranks_with_a_fault_in_one_of_three_tries_none_is_accused_alone():
+    for seed in range(30):
+        assert find((2, 1), sometimes(bad_rank(1), 1 / 3, seed)).ranks in ((), (0, 1))
+
+
 def test_a_dead_gpu_does_not_hide_a_second_fault():
     found = find((8, 4), bad_rank(1, alone=True), bad_rank(6))
     assert found.ranks == (1, 6)
