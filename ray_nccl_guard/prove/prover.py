@@ -21,6 +21,7 @@ from ray_nccl_guard.probe.meet import Meeting
 from ray_nccl_guard.probe.spec import Outcome, ProbeResult, ProbeSpec, RankTask, Step
 from ray_nccl_guard.probe.workers import Answer, WorkerGroup, values
 from ray_nccl_guard.prove import hosts
+from ray_nccl_guard.prove.lost import lost_result, without_answer
 
 # After one rank has failed, every launcher ends its own child within the grace and answers; what is still missing then is
 # a worker that died, is stopped or hangs itself.
@@ -254,26 +255,6 @@ class Prover:
         settled = {a.rank: a.value for a in late if a.ok}
         self.notes += [note for _, note in settled.values() if note]
         return [replace(r, stuck=settled.get(r.rank, (r.stuck, ""))[0]) for r in results]
-
-
-def lost_result(answer: Answer) -> ProbeResult:
-    """The result of a rank whose worker answered nothing."""
-    if answer.died is not None:
-        kind = "preempted" if answer.preempted else "the worker process died"
-        return ProbeResult(rank=answer.rank, outcome=Outcome.DIED, error=f"{kind}: {answer.died}"[:2000])
-    return ProbeResult(
-        rank=answer.rank,
-        outcome=Outcome.MISSING,
-        error="the worker gave no answer: it is stopped, or something in it keeps the interpreter",
-    )
-
-
-def without_answer(answer: Answer, *, cut_short: bool) -> ProbeResult:
-    """The result of a rank that had given none when the wait ended: lost, or only cut short because another had failed."""
-    if not (answer.silent and cut_short):
-        return lost_result(answer)
-    # It waits for the one that failed, longer than anybody waits for it: its silence says nothing.
-    return ProbeResult(rank=answer.rank, outcome=Outcome.WAITING, error="not waited for, because another rank had failed")
 
 
 def _launch_variables(fact: RankFacts, rank: int, world_size: int) -> dict[str, str]:
