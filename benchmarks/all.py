@@ -49,7 +49,7 @@ BENCHMARKS = (
     Benchmark("price", "how close `estimate_step_cost` comes to real steps on gloo", "price.py", 240),
     Benchmark("publish", "what publishing a report costs", "publish.py", 60),
     Benchmark("start_cost", "what the guard adds to a healthy start; fresh workers", "start_cost.py --rounds 7 --faults", 900),
-    Benchmark("time_to_verdict", "seconds from a fault to its sentence, and without the guard", "time_to_verdict.py --quick", 600),
+    Benchmark("time_to_verdict", "seconds from a fault to its sentence, and without the guard", "time_to_verdict.py --timeouts 10", 600),
     Benchmark("syncbn_cpu", "what SyncBatchNorm on gloo costs a step (CPU)", "syncbn.py --device cpu --largest 16M --minutes 2", 360),
 )  # fmt: skip
 

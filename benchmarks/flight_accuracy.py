@@ -8,11 +8,13 @@ were culprits. Recall: of the culprits, how many were named.
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,7 +94,11 @@ def _compare(sets: list[Set], peer: bool) -> tuple[list[dict[str, Any]], list[st
     ours: list[tuple[frozenset[int], frozenset[int]]] = []
     theirs: list[tuple[frozenset[int], frozenset[int]]] = []
     crashed = 0
-    for one in sets:
+    # Nothing is timed here, and the peer starts an interpreter with torch for each set: one on every core.
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        others = pool.map(named_by_peer, sets) if peer else [None] * len(sets)
+        answers = list(zip(sets, others, strict=True))
+    for one, other in answers:
         named, kind = named_here(one)
         ours.append((named, one.culprits))
         right = named == one.culprits and one.kind in (None, kind)
@@ -101,7 +107,6 @@ def _compare(sets: list[Set], peer: bool) -> tuple[list[dict[str, Any]], list[st
             "kind": kind, "right": "yes" if right else "NO",
         }  # fmt: skip
         if peer:
-            other = named_by_peer(one)
             crashed += other is None
             theirs.append((other or frozenset(), one.culprits))
             row["torchfrtrace"] = "error" if other is None else _words(other)

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # What has to be measured on a machine with GPUs, prepared: ten minutes at most, each part with its own limit and file.
-#   benchmarks/gpu.sh FOLDER [options of syncbn.py]      PYTHON=... names the interpreter; ray, torch and nvidia-ml-py are there
+#   benchmarks/gpu.sh FOLDER [options of syncbn.py]      PYTHON=... names the interpreter; ray, torch and nvidia-ml-py are there,
+#                                                        ROUNDS=... the starts of each kind that are timed (3)
 # One GPU: the checks of tests/gpu (real NCCL with one rank, a real fork, a lost context), the cost of a start, one rank on
 # NCCL and on gloo, two ranks of gloo on the one GPU. Two or more: NCCL against gloo on one, and on all of them.
 # On the test suite's fake GPUs it runs to its end too, with small networks, and every file says that it is no measurement:
@@ -42,7 +43,7 @@ if ! "$PYTHON" -c 'import ray.train' 2>/dev/null; then
   echo "start_cost, syncbn: not run, ray[train] is not installed"
   exit 1
 fi
-part start_cost 150 "$PYTHON" benchmarks/start_cost.py --device cuda --workers "$gpus" --rounds 3
+part start_cost 150 "$PYTHON" benchmarks/start_cost.py --device cuda --workers "$gpus" --rounds "${ROUNDS:-3}"
 if [ "$gpus" = 1 ]; then
   part syncbn_1 130 "${syncbn[@]}" --workers 1 --minutes 1.2 --plot "$folder/syncbn_1.png" "$@"
   part syncbn_2_on_1 130 "${syncbn[@]}" --workers 2 --gpus-per-worker 0.5 --minutes 1.2 --plot "$folder/syncbn_2_on_1.png" "$@"

@@ -35,6 +35,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("torch", "ray", "nvidia-nccl-cu13", "nvidia-nccl-cu12", "ray-nccl-guard")
 NOT_A_MEASUREMENT = "NOT A MEASUREMENT (fake GPUs)"
 T = TypeVar("T")
+_BEGAN_S = time.monotonic()
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
@@ -44,6 +45,11 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the Markdown there")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw the medians there (needs matplotlib)")
     return parser
+
+
+def progress(text: str) -> None:
+    """A line on stderr for whoever waits: seconds since this process began, and what has been measured."""
+    print(f"{time.monotonic() - _BEGAN_S:6.0f} s  {text}", file=sys.stderr, flush=True)
 
 
 def alternate(cases: Mapping[str, Callable[[], T]], *, rounds: int, warm_up: int = 1) -> dict[str, list[T]]:

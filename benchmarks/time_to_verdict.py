@@ -4,8 +4,8 @@
 
 Fake GPUs (tests/fakegpu): whole pre-flights with the guard's own deadlines, from the moment in which the fault strikes (where
 nothing strikes, since facts decide, from the start) to the message: small worlds that locate it and the rungs that follow
-included. `named s` is when the first probe's verdict stood, `whole s` is counted from the start of the pre-flight. Network lab
-(tests/net, root): from the first connection to the findings.
+included. Network lab (tests/net, root): from the first connection to the findings. Each row is one run. What computes runs
+alone; what waits for deadlines (hangs, the lab, plain torch) waits side by side, which two cores hardly notice.
 Without the guard: init_process_group and one all_reduce as TorchConfig and a first step make them, with a stated `timeout_s`,
 until the first rank ends in an error or dies; on the lab, until every rank of gloo has said something. Real torch on a double:
 when NCCL fails is modelled there, what torch then does is not.
@@ -13,12 +13,14 @@ when NCCL fails is modelled there, what torch then does is not.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,16 @@ from tests.net.netlab import REPOSITORY, Lab, why_not
 from tests.net.stages import Stages
 
 HEALTHY = ("healthy-4",)
+FAKE, NETWORK = "with the guard, fake GPUs", "with the guard, network lab"
+Rows = list[dict[str, Any]]
+Lane = Callable[[], Rows]
+LABS = 2  # at once: their hosts wait for lost packets
+NOTES = (
+    "`seconds` end with the message; where the fault is something that strikes they begin then, else with the pre-flight. `named "
+    "s` end when the first probe's verdict stands; small worlds that locate a fault and the other rungs follow. `whole s` are "
+    "those of the pre-flight. The guard's deadlines are its defaults: 30 s for a device and for a communicator, 10 s for collectives.",
+    "Without the guard: `seconds` end with the first rank's error or death, `all ended s` when no rank is left.",
+)
 
 
 def representatives(quick: bool) -> list[Case]:
@@ -48,32 +60,30 @@ def representatives(quick: bool) -> list[Case]:
     return [*(case for case in CASES if case.name in HEALTHY), *chosen.values()]
 
 
-def network_representatives(quick: bool) -> list[Fault]:
-    """Every fault of the lab that is found; with `quick`, the first of each kind of finding."""
-    chosen: dict[Any, Fault] = {}
-    for fault in FAULTS:
-        if fault.expected:
-            chosen.setdefault(fault.expected[0][0] if quick else fault.name, fault)
-    return list(chosen.values())
+def waits(case: Case) -> bool:
+    """Whether ranks hang, so that its seconds are deadlines that pass: the matrix gives such cases short ones of their own."""
+    return bool(case.spec)
 
 
 def guarded(server: Ranks, double: Double, case: Case) -> dict[str, Any]:
     """A row: one pre-flight of a fault."""
+    fault = f"`{case.fault}`" if case.fault else "none" if case.failure == "ok" else "the machine's own"
+    row = {"table": FAKE, "case": f"{case.name}, {case.ranks} ranks", "fault": fault, "unit": "s to the sentence"}
     with tempfile.TemporaryDirectory() as state:
         (ended,) = server.run(
             "tests.fakegpu.guarded:preflight", 1, deadline_s=240, env=environment(double, case, state), ranks=case.ranks,
             backend=BACKEND, spec={}, devices=case.devices, asked_gpus=case.asked_gpus, policy=case.policy, touched=case.touched,
         )  # fmt: skip
         if ended.value is None:
-            return {"table": "with the guard", "case": case.name, "named": f"no report: {ended.output[-200:]}"}
+            return {**row, "named": f"no report: {ended.output[-200:]}", "as the matrix expects": False}
         began_s = ended.value["ended_at_s"] - ended.value["seconds"]
         struck_s = struck_at(state) or began_s
     report = ended.value["report"]
     verdict = report["verdict"]
     return {
-        "table": "with the guard, fake GPUs", "case": f"{case.name}, {case.ranks} ranks", "unit": "s to the sentence",
-        "median": ended.value["ended_at_s"] - struck_s, "named s": began_s + report["attempts"][0]["seconds"] - struck_s,
-        "whole s": ended.value["seconds"], "named": f"{verdict['failure']}{_on(verdict['culprit_ranks'])}", "then": _then(report),
+        **row, "seconds": ended.value["ended_at_s"] - struck_s,
+        "named s": began_s + report["attempts"][0]["seconds"] - struck_s, "whole s": ended.value["seconds"],
+        "named": f"{verdict['failure']}{_on(verdict['culprit_ranks'])}", "then": _then(report),
         "as the matrix expects": (verdict["failure"], tuple(verdict["culprit_ranks"])) == _expected(case),
     }  # fmt: skip
 
@@ -99,8 +109,8 @@ def network(fault: Fault) -> dict[str, Any]:
         outcome = Stages(lab, fault.backend).peers(between=lambda: fault.between(lab), deadline_s=fault.deadline_s)
     texts = [finding.text for finding in outcome.findings]
     return {
-        "table": "with the guard, network lab", "case": f"{fault.name} ({fault.backend})", "unit": "s to the sentence",
-        "median": outcome.seconds, "sentence": texts[0].replace("|", "/") if texts else "nothing found",
+        "table": NETWORK, "case": f"{fault.name} ({fault.backend})", "unit": "s to the sentence", "seconds": outcome.seconds,
+        "sentence": texts[0].replace("|", "/") if texts else "nothing found",
         "as the lab expects": [(f.kind, f.hosts) for f in outcome.findings] == [(k, h) for k, h, _ in fault.expected],
     }  # fmt: skip
 
@@ -118,57 +128,115 @@ def building() -> float:
     return float(done.stdout)
 
 
+def side_by_side(lanes: Sequence[Lane]) -> Rows:
+    """The rows of all lanes, which run at the same time."""
+    with ThreadPoolExecutor(len(lanes)) as pool:
+        return [row for lane in [pool.submit(lane) for lane in lanes] for row in lane.result()]
+
+
+def _told(row: dict[str, Any]) -> dict[str, Any]:
+    said = f"{row['seconds']:.1f} s" if "seconds" in row else "no error"
+    harness.progress(f"{row['table']}: {row['case']}: {said}")
+    return row
+
+
+def waiting_on_fake_gpus(
+    ranks: Callable[[], Ranks], double: Double, cases: Sequence[Case], timeouts: Sequence[float]
+) -> list[Lane]:
+    """A lane for each case that waits, and one for plain torch at each timeout."""
+
+    def guard(server: Ranks, case: Case) -> Lane:
+        return lambda: [_told(guarded(server, double, case))]
+
+    def plain(server: Ranks, timeout_s: float) -> Lane:
+        met = [case for case in CASES if case.name in PLAIN]
+        return lambda: [_told(unguarded(server, double, case, timeout_s)) for case in met]
+
+    return [*(guard(ranks(), case) for case in cases), *(plain(ranks(), timeout_s) for timeout_s in timeouts)]
+
+
+def on_networks(timeout_s: float) -> list[Lane]:
+    """Lanes with every fault of the lab, and one with gloo alone."""
+    faults = [fault for fault in FAULTS if fault.expected]
+    lanes: list[Lane] = [lambda n=n: [_told(network(fault)) for fault in faults[n::LABS]] for n in range(LABS)]  # type: ignore[misc]
+    return [*lanes, lambda: [_told(row) for row in plain_network(PLAIN_NETWORK, timeout_s)]]
+
+
+def measure(quick: bool, timeouts: Sequence[float], with_networks: bool) -> Rows:
+    """All rows: first the cases that compute, one after another, then at once all that waits."""
+    double, cases = build(), representatives(quick)
+    with contextlib.ExitStack() as stack:
+
+        def ranks() -> Ranks:
+            ledger = stack.enter_context(tempfile.TemporaryDirectory())
+            server = stack.enter_context(Ranks(double.env(devices=8, ops=True, state=ledger)))
+            server.run("benchmarks.without_guard:ready", 1, deadline_s=60)  # torch is imported before anything is timed
+            return server
+
+        first = ranks()
+        rows = [_told(guarded(first, double, case)) for case in cases if not waits(case)]
+        lanes = waiting_on_fake_gpus(ranks, double, [case for case in cases if waits(case)], timeouts)
+        rows += side_by_side([*lanes, *(on_networks(timeouts[0] if not quick else 3.0) if with_networks else ())])
+    tables = list(dict.fromkeys(row["table"] for row in rows))
+    order = {f"{fault.name} ({fault.backend})": number for number, fault in enumerate(FAULTS)}
+    return sorted(rows, key=lambda row: (tables.index(row["table"]), order.get(row["case"], 0)))
+
+
 def main() -> None:
     parser = harness.arguments(__doc__)
-    parser.add_argument("--quick", action="store_true", help="one case of each kind of action and finding")
+    parser.add_argument("--quick", action="store_true", help="of the fake GPUs one case of each kind of action")
     parser.add_argument(
         "--timeouts", type=float, nargs="+", metavar="S", help="timeout_s of plain torch (default: 10 30; 10)"
     )
     args = parser.parse_args()
     timeouts = args.timeouts or ([10.0] if args.quick else [10.0, 30.0])
-    top, rows, notes = harness.head("From a fault to the sentence that names it"), [], []
-    notes.append(f"Building the double from its sources takes {building():.2g} s, once.")
-    with tempfile.TemporaryDirectory() as ledger:
-        double = build()
-        with Ranks(double.env(devices=8, ops=True, state=ledger)) as server:
-            rows += [guarded(server, double, case) for case in representatives(args.quick)]
-            for timeout_s in timeouts:
-                rows += [unguarded(server, double, case, timeout_s) for case in CASES if case.name in PLAIN]
+    top = harness.head("From a fault to the sentence that names it")
+    notes = [*NOTES, f"Building the double from its sources takes {building():.2g} s, once."]
     reason = why_not()
-    if reason is None:
-        rows += [network(fault) for fault in network_representatives(args.quick)]
-        rows += plain_network(PLAIN_NETWORK, 3.0 if args.quick else timeouts[0])
-    else:
+    if reason is not None:
         notes.append(f"The network lab was not run: {reason}.")
-    harness.show(args, top, rows, notes, found=_found(rows))
+    rows = measure(args.quick, timeouts, with_networks=reason is None)
+    harness.show(args, top, rows, [line for note in notes for line in (note, "")][:-1], found=_found(rows), value="seconds")
 
 
-def _found(rows: Sequence[dict[str, Any]]) -> list[str]:
+def _found(rows: Rows) -> list[str]:
     found = []
     for table in dict.fromkeys(row["table"] for row in rows):
         of_table = [row for row in rows if row["table"] == table]
-        timed = [row for row in of_table if "median" in row and row.get("named") != "ok"]
         start = f"{table[0].upper()}{table[1:]}"
         if table.startswith("without"):
-            first_s = {
-                row["case"].split(", ")[0]: f"{row['median']:.2g} s" if "median" in row else "never" for row in of_table
-            }
-            found.append(f"{start}: {'; '.join(f'{case} {seconds}' for case, seconds in first_s.items())}.")
-        elif timed:
-            slowest, all_s = max(timed, key=lambda row: row["median"]), harness.summary([row["median"] for row in timed])
-            found.append(
-                f"{start}: {len(timed)} kinds, median {all_s['median']:.2g} s to the sentence, slowest {slowest['median']:.2g} s "
-                f"({slowest['case']})."
-            )
-            whole: dict[str, list[float]] = {}
-            for row in of_table:
-                whole.setdefault(row.get("then", ""), []).append(row.get("whole s", 0.0))
-            medians = {end: harness.summary(seconds)["median"] for end, seconds in whole.items() if end}
-            if medians:
-                found.append(
-                    f"Whole pre-flights by how they end, s: {', '.join(f'{e} {m:.2g}' for e, m in medians.items())}."
-                )
+            ends = "; ".join(f"{row['case'].split(', ')[0]} {_ended(row)}" for row in of_table)
+            found.append(f"{start}, until all ranks have ended: {ends}.")
+            continue
+        timed = [row for row in of_table if "seconds" in row and row.get("named") != "ok"]
+        slowest = max(timed, key=lambda row: row["seconds"])
+        median = harness.summary([row["seconds"] for row in timed])["median"]
+        wrong = [row["case"] for row in of_table if not row.get("as the matrix expects", row.get("as the lab expects"))]
+        said = f"not as expected: {'; '.join(wrong)}" if wrong else "all named as expected"
+        found.append(
+            f"{start}: {len(timed)} kinds, {said}; median {median:.2g} s to the sentence, slowest {slowest['seconds']:.3g} s "
+            f"({slowest['case']})."
+        )
+        found += _by_end(of_table)
     return found
+
+
+def _ended(row: dict[str, Any]) -> str:
+    """When the last rank of plain torch had ended. gloo's row is of that moment itself."""
+    ended_s = row.get("all ended s", row.get("seconds"))
+    if not isinstance(ended_s, float):
+        return "never"
+    return "at once" if ended_s < 0.5 else f"{ended_s:.2g} s"
+
+
+def _by_end(rows: Rows) -> list[str]:
+    """A sentence of how long whole pre-flights take, by how they end; none where the rows are no pre-flights."""
+    whole: dict[str, list[float]] = {}
+    for row in rows:
+        if "whole s" in row:
+            whole.setdefault(row["then"], []).append(row["whole s"])
+    medians = ", ".join(f"{end} {harness.summary(seconds)['median']:.3g}" for end, seconds in whole.items())
+    return [f"Whole pre-flights by how they end, s: {medians}."] if medians else []
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -37,7 +38,11 @@ def struck_at(state: str) -> float:
     return stamp.stat().st_mtime if stamp.exists() else 0.0
 
 
-def plain(rank: int, world: int, *, backend: str, timeout_s: float) -> float:
+def ready(rank: int, world: int) -> None:
+    """Nothing: the rank server answers once torch is imported."""
+
+
+def plain(rank: int, world: int, *, backend: str, timeout_s: float) -> None:
     """One rank without the guard: the process group as TorchConfig forms it, and the first all_reduce of a step."""
     import torch
     import torch.distributed as dist
@@ -47,7 +52,8 @@ def plain(rank: int, world: int, *, backend: str, timeout_s: float) -> float:
     tensor = torch.zeros(8 << 20, device="cuda")
     dist.all_reduce(tensor)
     torch.cuda.synchronize()
-    return float(tensor[0])
+    # A job goes on to its next step: the watchdog that has ended the collective ends the process half a second later.
+    time.sleep(PATIENCE * timeout_s)
 
 
 def unguarded(server: Ranks, double: Double, case: Case, timeout_s: float) -> dict[str, Any]:
@@ -61,25 +67,23 @@ def unguarded(server: Ranks, double: Double, case: Case, timeout_s: float) -> di
         )
         struck_s = struck_at(state) or started_s
     row = {
-        "table": f"without it, fake GPUs, timeout_s={timeout_s:g}",
-        "case": f"{case.name}, {case.ranks} ranks",
-        "unit": "s to an error",
-    }
+        "table": f"without it, fake GPUs, timeout_s={timeout_s:g}", "case": f"{case.name}, {case.ranks} ranks",
+        "fault": f"`{case.fault}`", "unit": "s to an error",
+    }  # fmt: skip
     spoke = sorted((one for one in ranks if not one.hung and one.exit_code != 0), key=lambda one: one.seconds)
     if not spoke:
-        return {**row, "first error": f"none in {limit_s:g} s: all ranks hang"}
-    hang = sum(one.hung for one in ranks)
-    seconds = max(started_s + spoke[0].seconds - struck_s, 0.0)
+        return {**row, "first error": f"none in {limit_s:g} s"}
+    left = any(one.hung for one in ranks)
+    first_s, last_s = (max(started_s + one.seconds - struck_s, 0.0) for one in (spoke[0], spoke[-1]))
     return {
-        **row,
-        "median": seconds,
-        "first error": _said(spoke[0]),
-        "still hanging then": f"{hang} of {len(ranks)}" if hang else None,
-    }
+        **row, "seconds": first_s, "first error": _said(spoke[0]), "all ended s": f"not in {limit_s:g}" if left else last_s,
+    }  # fmt: skip
 
 
 def _said(ended: Ended) -> str:
-    text = f"{ended.error_type}: {ended.error_text}" if ended.error_type else f"dies of signal {ended.signal}"
+    text = f"{ended.error_type}: {ended.error_text}"
+    if ended.error_type is None:
+        text = f"dies of {signal.Signals(ended.signal).name}" if ended.signal else f"exits with {ended.exit_code}"
     return f"rank {ended.rank}: " + text.splitlines()[0][:90].replace("|", "/")
 
 
@@ -106,7 +110,7 @@ def plain_network(names: Sequence[str], timeout_s: float) -> list[dict[str, Any]
             first = next(((rank, text) for rank, text in enumerate(said) if text), (None, "no error"))
             rows.append({
                 "table": f"without it, network lab, timeout_s={timeout_s:g}", "case": f"{fault.name} (gloo)",
-                "unit": "s to all ranks' errors", "median": seconds,
+                "unit": "s to all ranks' errors", "seconds": seconds,
                 "first error": f"rank {first[0]}: {first[1].splitlines()[0][:120].replace('|', '/')}",
             })  # fmt: skip
     finally:
