@@ -136,6 +136,21 @@ def test_a_rank_whose_passing_step_took_far_longer_is_a_note_of_the_report():
     )
 
 
+def test_of_a_slow_communicator_that_all_left_together_the_rank_that_they_waited_for_is_a_note():
+    def took(rank: int) -> ProbeResult:
+        nccl_s = {"total": 10.1, "kernels": 10.0, "bootstrap": 0.1} if rank == 6 else {"total": 10.1, "bootstrap": 10.0}
+        steps = (StepRecord(step=Step.COMM_INIT, outcome=Outcome.OK, seconds=10.2),)
+        return ProbeResult(rank=rank, outcome=Outcome.OK, step=Step.TEARDOWN, steps=steps, nccl_s={"kernels": 0.1} | nccl_s)
+
+    report = Cluster(bad_rank(0), [took(r) for r in range(WORLD)]).run()
+    wanted = (
+        "comm_init passed, but rank 6 on h1 spent 10.0 s loading NCCL's kernels, where the median of the others is 0.1 s"
+    )
+    assert [note for note in report.all_notes if note.startswith("comm_init")] == [wanted]
+    again = saved.from_json(report.to_json())
+    assert wanted in again.all_notes and again.attempts[0].results[6].nccl_s["kernels"] == 10.0
+
+
 def test_what_the_network_remarked_of_a_backend_that_passed_is_a_note_of_the_report():
     lossy = Finding(failure="nccl_bootstrap_network", text="h1: lossy, 4 of 12 connections had to send again")
     cluster = Cluster(bad_rank(0), passes())
