@@ -52,12 +52,13 @@ def environment(**more: str) -> dict[str, str]:
 @contextlib.contextmanager
 def started(folder: Path, *, python: str, with_package: bool, cpus: int = 4) -> Iterator[Cluster]:
     """`ray start --head` in the foreground with a dashboard, in a session of its own that the end kills."""
-    port, dashboard = _free_port(), _free_port()
+    # Without its agent a cluster takes no `ray job`, and the agent's usual port is one number for all clusters of a machine.
+    port, dashboard, agent = _free_port(), _free_port(), _free_port()
     log = open(folder / "head.log", "w")  # noqa: SIM115 - closed below
     sockets = tempfile.mkdtemp(prefix="r")  # pytest's folders are longer than the 107 bytes of a socket's path
     head = subprocess.Popen(
         [python, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}", f"--num-cpus={cpus}",
-         f"--dashboard-port={dashboard}", f"--temp-dir={sockets}"],
+         f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={agent}", f"--temp-dir={sockets}"],
         env=environment(**({"PYTHONPATH": str(ROOT)} if with_package else {})),
         stdout=log, stderr=log, start_new_session=True, cwd="/",
     )  # fmt: skip
