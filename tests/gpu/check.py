@@ -18,6 +18,7 @@ from ray_nccl_guard.evidence import align
 from ray_nccl_guard.probe.operations import OPERATIONS
 from ray_nccl_guard.probe.spec import Outcome, ProbeResult, ProbeSpec, Start
 from ray_nccl_guard.verdict import Verdict, classify
+from tests.fakegpu.ranks import abandoned_shared_memory
 from tests.process.ranks import run_ranks
 
 ON_THE_DOUBLE = hasattr(ctypes.CDLL(None), "fakegpu_set_faults")
@@ -153,8 +154,9 @@ def everything_is_handed_back() -> str:
         time.sleep(0.1)
         used = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).used
     must(used <= USED_BEFORE + (64 << 20), f"{(used - USED_BEFORE) >> 20} MiB of GPU memory are not back")
-    left = [name for name in os.listdir("/dev/shm") if name.startswith("nccl-") and name not in SHM_BEFORE]
-    must(not left, f"left in /dev/shm: {left}")
+    while (left := abandoned_shared_memory() - SHM_BEFORE) and time.monotonic() < after_s:
+        time.sleep(0.1)  # another job's file may be about to be mapped
+    must(not left, f"left in /dev/shm: {sorted(left)}")
     return f"GPU memory in use {USED_BEFORE >> 20} MiB before, {used >> 20} MiB behind; nothing in /dev/shm"
 
 
@@ -204,5 +206,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    USED_BEFORE, SHM_BEFORE = _used(), set(os.listdir("/dev/shm"))
+    USED_BEFORE, SHM_BEFORE = _used(), abandoned_shared_memory()
     sys.exit(main())
