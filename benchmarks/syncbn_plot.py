@@ -57,6 +57,13 @@ def _collectives(axes: Any, rows: Sequence[Row], value: str) -> None:
             label = f"{operation}, {column.removesuffix(' ms')}"
             axes.plot([row["bytes"] for row in alike], [row[column] for row in alike], "o-", markersize=3, label=label)
     axes.set_xscale("log", base=2)
+    sizes = list(dict.fromkeys(row["bytes"] for row in rows))[::2]
+    axes.set_xticks(sizes, [_named(size) for size in sizes])
     axes.set_yscale("log")
-    axes.set_xlabel("bytes", fontsize=8)
+    axes.set_xlabel("result on each rank", fontsize=8)
     axes.set_ylabel("ms", fontsize=8)
+
+
+def _named(size: int) -> str:
+    power = (size.bit_length() - 1) // 10
+    return f"{size >> 10 * power} {('B', 'KiB', 'MiB', 'GiB')[power]}"

@@ -52,7 +52,7 @@ def measure(config: dict[str, Any], device: torch.device, report: dict[str, Any]
         "world": dist.get_world_size(), "hosts": _hosts(control), "device": _named(device), "fake": device.type == "cuda" and harness.fake_gpus(),
         "guard": _said(report), "asked": config["backends"], "backends": list(groups), "cases": [], "sweep": [], "not_run": [],
     }  # fmt: skip
-    if config["sizes"]:
+    if config["sizes"] and (dist.get_world_size() > 1 or list(groups) != ["gloo"]):  # gloo alone: nobody to exchange with
         answer["sweep"] = syncbn_sweep.sweep(groups, control, device, config["sizes"])
     asked = itertools.product(config["models"], config["dtypes"], config["batches"])
     for model, dtype, batch in asked:
