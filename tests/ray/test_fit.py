@@ -80,7 +80,7 @@ def test_a_child_that_always_hangs_is_refused_with_its_rank(fit):
     assert slowest < QUICK.collective_s + 2 + 2, "deadline + 2 s, and 2 s for two busy cores"
 
 
-@pytest.mark.parametrize("action", ["abort", pytest.param("hang_gil", marks=VARIANT), "stop"])
+@pytest.mark.parametrize("action", [pytest.param("abort", marks=VARIANT), pytest.param("hang_gil", marks=VARIANT), "stop"])
 def test_a_worker_lost_during_the_probe_is_replaced(fit, tmp_path, action):
     fault = Fault("worker", "TCPStore", action, rank=1, once=str(tmp_path / "once"))
     run = fit(guarded(), loop={"fault": fault})
@@ -90,7 +90,7 @@ def test_a_worker_lost_during_the_probe_is_replaced(fit, tmp_path, action):
 
 
 @pytest.mark.parametrize(
-    "action", [pytest.param("abort", marks=VARIANT), "hang_gil", pytest.param("stop", marks=VARIANT), "raise"]
+    "action", ["raise", *(pytest.param(action, marks=VARIANT) for action in ("abort", "hang_gil", "stop"))]
 )
 def test_a_training_group_that_fails_after_a_good_probe_gets_fresh_workers(fit, tmp_path, action):
     fault = Fault("worker", "init_process_group", action, rank=1, once=str(tmp_path / "once"))
