@@ -100,6 +100,28 @@ def every_collective(rank: int, world: int, dtype: str, size: int, backend: str 
     return wrong
 
 
+def every_point(rank: int, world: int, backend: str = "nccl") -> list[str]:
+    """What `every_collective` calls and what it leaves out, down to an abort: torch's way to each point of the fault language."""
+    wrong = every_collective(rank, world, "float32", 100, backend)
+    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+    device = join(rank, backend)
+    x = torch.ones(8, pin_memory=True).to(device, non_blocking=True)
+    parts = [torch.ones(8).to(device) for _ in range(world)]
+    dist.all_gather_into_tensor(torch.cat(parts), x)
+    dist.gather(x, parts if rank == 0 else None, dst=0)
+    dist.scatter(x, parts if rank == 0 else None, src=0)
+    torch.cuda.current_stream().query()
+    event = torch.cuda.Event()
+    event.record()
+    event.synchronize()
+    torch.zeros(1 << 20, device=device).add_(1)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.mem_get_info()
+    torch.distributed.distributed_c10d._abort_process_group()
+    return wrong
+
+
 def sticky(rank: int, world: int, **kwargs: Any) -> list[str]:
     """The texts of the errors after a faulted all_reduce, of calls that have nothing to do with it."""
     device = join(rank, **kwargs)

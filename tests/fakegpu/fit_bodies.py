@@ -45,6 +45,17 @@ def note(config: dict[str, Any]) -> None:
     write(config)
 
 
+def tells_its_cards(config: dict[str, Any]) -> None:
+    """Notes the GPUs on which this process holds memory, as its communicator does: NVML's word, not torch's."""
+    import pynvml
+
+    dist.all_reduce(torch.ones(1).to(ray.train.torch.get_device()))
+    pynvml.nvmlInit()
+    cards = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+    held = [c for c in cards if os.getpid() in (p.pid for p in pynvml.nvmlDeviceGetComputeRunningProcesses(c))]
+    write(config, cards=[pynvml.nvmlDeviceGetUUID(card) for card in held])
+
+
 def sets_late(config: dict[str, Any]) -> None:
     """Settings made where they come too late."""
     os.environ["NCCL_P2P_DISABLE"] = "1"

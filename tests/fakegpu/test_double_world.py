@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakegpu.double import Double
+from tests.fakegpu.double import SOURCES, Double
+from tests.fakegpu.matrix import NEW
 from tests.fakegpu.ranks import Ended, Ranks
 
 BODIES = "tests.fakegpu.bodies"
@@ -93,6 +94,23 @@ def test_a_rank_that_hangs_in_init_leaves_python_running_and_a_hang_with_the_gil
     assert free.exit_code == 3
     (held,) = ranks.run(f"{BODIES}:python_goes_on", 1, deadline_s=3, env={"FAKE_FAULT": "init:hang-gil"})
     assert held.hung and "tick" not in held.output
+
+
+# torch makes gather and scatter of send and recv, and asks for attributes through the driver's own interface.
+NOT_CALLED = {"gather", "scatter", "call_gather", "call_scatter", "getattribute"} | (set() if NEW else {"memset"})
+
+
+def test_torch_comes_by_every_point_of_the_fault_language(ranks: Ranks, shared_memory: Path) -> None:
+    source = (SOURCES / "fault_language.c").read_text()
+    points = set(re.findall(r'"(\w*[a-z])"', source.partition("POINTS[] = {")[2].partition("/* NVML */")[0]))
+    assert len(points) > 40 and points.isdisjoint({"nvmlinit", "nvmlhandle"})
+    everywhere = {"FAKE_FAULT": ",".join(f"{point}:delay=0" for point in points), "FAKE_CUDA_LOG": "1"}
+    output = ""
+    for backend in BACKENDS:
+        ended = ranks.run(f"{BODIES}:every_point", 2, env=everywhere, backend=backend)
+        assert values(ended) == [[], []]
+        output += "".join(rank.output for rank in ended)
+    assert points - set(re.findall(r"fault at (\w+) on rank", output)) == NOT_CALLED
 
 
 def test_a_sticky_error_meets_every_later_call(ranks: Ranks, shared_memory: Path) -> None:

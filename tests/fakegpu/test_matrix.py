@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.fakegpu.double import Double
-from tests.fakegpu.matrix import BACKENDS, CASES, IN_MAKE_TEST, PATIENT, TORCH, Case
-from tests.fakegpu.ranks import Ranks, abandoned_shared_memory
-
-BODY = "tests.fakegpu.guarded:preflight"
+from tests.fakegpu.matrix import BACKENDS, CASES, IN_MAKE_TEST, TORCH, Case
+from tests.fakegpu.stage import Stage
 
 
 @pytest.fixture(scope="module")
-def server(double: Double, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    with Ranks(double.env(devices=8, ops=True, state=tmp_path_factory.mktemp("ledger"))) as server:
-        yield server
+def stage(request: pytest.FixtureRequest, double: Double, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    chosen = [
+        (item.callspec.params["case"], item.callspec.params["backend"])
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.path == request.path and "case" in item.callspec.params
+    ]
+    with Stage(double, chosen, tmp_path_factory) as stage:
+        yield stage
 
 
 def named(case: Case, backend: str) -> Any:
@@ -32,25 +33,9 @@ def named(case: Case, backend: str) -> Any:
 @pytest.mark.parametrize(
     ("case", "backend"), [named(case, b) for case in CASES for b in BACKENDS if case.backend in ("", b)]
 )
-def test_a_fault_is_named_and_dealt_with(case: Case, backend: str, server: Ranks, double: Double, tmp_path: Path) -> None:
-    shared_before = abandoned_shared_memory()
-    env = {**double.env(devices=8, state=tmp_path, fault=case.fault, **case.options), **case.env}
-    env = {
-        name: value for name, value in env.items() if name.startswith(("FAKE_", "NCCL_", "CUDA_"))
-    }  # the server has the rest
-    (ended,) = server.run(
-        BODY,
-        1,
-        deadline_s=150,
-        env=env,
-        ranks=case.ranks,
-        backend=backend,
-        spec={**PATIENT, **case.spec},
-        devices=case.devices,
-        asked_gpus=case.asked_gpus,
-        policy=case.policy,
-        touched=case.touched,
-    )
+def test_a_fault_is_named_and_dealt_with(case: Case, backend: str, stage: Stage) -> None:
+    played = stage.played(case, backend)
+    ended = played.ended
     assert ended.value is not None, ended.output[-3000:]
     report = ended.value["report"]
     seen = {
@@ -69,7 +54,7 @@ def test_a_fault_is_named_and_dealt_with(case: Case, backend: str, server: Ranks
         assert any(case.note in note for note in [*ended.value["said"], *report["notes"]]), ended.value["said"]
     assert ended.value["seconds"] < case.within_s
     assert ended.value["left"] == []
-    nothing_left(tmp_path, shared_before)
+    assert played.left == []
 
 
 def record(case: Case, backend: str, seen: dict[str, Any], seconds: float) -> None:
@@ -96,23 +81,3 @@ def said(report: dict[str, Any]) -> str:
         ends = ", ".join(f"{o['rank']} {o['outcome']} in {o['step']} {o['seconds']:.1f} s" for o in a["outcomes"])
         lines.append(f"{a.get('located')} {a['backend']} {a['env']}: {a['failure']}, {a['summary']}; {ends}")
     return "\n".join([*lines, *(f"  {q['rank']} {q['role']}: {q['text'][:200]}" for q in report["verdict"]["evidence"])])
-
-
-def nothing_left(state: Path, shared_before: set[str], within_s: float = 10.0) -> None:
-    """No process that was started for this case, and none of NCCL's files."""
-    end_s = time.monotonic() + within_s
-    while left := [*of_case(state), *sorted(abandoned_shared_memory() - shared_before)]:
-        assert time.monotonic() < end_s, f"left: processes and files {left}"
-        time.sleep(0.05)
-
-
-def of_case(state: Path) -> list[int]:
-    """Living processes whose working directory is this case's folder: the pre-flight makes it so for all that it starts."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if os.readlink(entry / "cwd") == str(state):
-                found.append(int(entry.name))
-        except OSError:
-            continue  # it ended while we looked
-    return found
