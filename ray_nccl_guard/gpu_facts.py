@@ -13,7 +13,7 @@ from ray_nccl_guard.compat.errors import CompatError
 from ray_nccl_guard.compat.fatbin import Images, scan
 from ray_nccl_guard.compat.fingerprint import fingerprint
 from ray_nccl_guard.compat.gpus import Gpu as ListedGpu
-from ray_nccl_guard.compat.gpus import GpusHere, gpus_here, visible
+from ray_nccl_guard.compat.gpus import GpusHere, gpus_here, numbered
 from ray_nccl_guard.compat.loaded import LoadedLibrary, loaded_libnccl
 from ray_nccl_guard.compat.locate import find_libnccl, find_libtorch_cuda
 from ray_nccl_guard.compat.rule import Judgement, judge
@@ -29,7 +29,7 @@ def collect(rank: int, device_index: int, environ: Mapping[str, str]) -> dict[st
     here = gpus_here()
     if here.not_run:
         not_run["NVML"] = here.not_run
-    listed = _of_index(here, device_index, environ)
+    listed, uuid = _of_index(here, device_index, environ)
     library, images, torch_images = _libraries(not_run)
     findings: list[Finding] = []
     notes: list[str] = []
@@ -53,7 +53,7 @@ def collect(rank: int, device_index: int, environ: Mapping[str, str]) -> dict[st
             )
     notes += _swapped(rank, loaded_libnccl(), library)
     return {
-        "gpu": None if listed is None else Gpu(uuid=listed.uuid, name=listed.name, capability=listed.capability),
+        "gpu": None if listed is None else Gpu(uuid=uuid, name=listed.name, capability=listed.capability),
         "gpu_count": len(here.gpus) if not here.not_run else None,
         "driver_version": here.driver or "",
         "driver_cuda": here.driver_cuda,
@@ -65,9 +65,10 @@ def collect(rank: int, device_index: int, environ: Mapping[str, str]) -> dict[st
     }
 
 
-def _of_index(here: GpusHere, device_index: int, environ: Mapping[str, str]) -> ListedGpu | None:
-    seen = visible(here.gpus, environ)
-    return seen[device_index] if device_index < len(seen) else None
+def _of_index(here: GpusHere, device_index: int, environ: Mapping[str, str]) -> tuple[ListedGpu | None, str]:
+    """The GPU of a device index and the device's own UUID, which is a MIG device's where CUDA_VISIBLE_DEVICES names one."""
+    seen = numbered(here.gpus, environ)
+    return seen[device_index] if device_index < len(seen) else (None, "")
 
 
 def _libraries(not_run: dict[str, str]) -> tuple[dict[str, str], Images | None, Images | None]:

@@ -106,26 +106,33 @@ def _parsed(answer: Mapping[str, Any]) -> GpusHere:
 
 
 def visible(gpus: tuple[Gpu, ...], env: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves, all of them if it is unset or cannot be mapped for certain.
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves, all of them if it is unset or cannot be mapped for certain."""
+    return tuple(dict.fromkeys(gpu for gpu, _ in numbered(gpus, env)))
+
+
+def numbered(gpus: tuple[Gpu, ...], env: Mapping[str, str]) -> tuple[tuple[Gpu, str], ...]:
+    """The devices of a process as CUDA numbers them, each as its GPU and its own UUID: a MIG device's where that is named.
 
     Indices are CUDA's, by default fastest first, and NVML's are by PCI bus: they are trusted only where the order is
     CUDA_DEVICE_ORDER=PCI_BUS_ID or all GPUs have one capability. The list ends at its first invalid entry, as CUDA reads it.
     """
     text = env.get("CUDA_VISIBLE_DEVICES")
+    whole = tuple((gpu, gpu.uuid) for gpu in gpus)
     if text is None:
-        return gpus
+        return whole
     by_index = env.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({gpu.capability for gpu in gpus}) <= 1
-    left: list[Gpu] = []
+    left: list[tuple[Gpu, str]] = []
     for entry in (part.strip() for part in text.split(",")):
         if entry.isdigit():
             if not by_index:
-                return gpus
+                return whole
             match = [gpu for gpu in gpus if gpu.index == int(entry)]
         else:
             match = [gpu for gpu in gpus if entry and _named(gpu, entry)]
         if len(match) != 1:
             break
-        left += [gpu for gpu in match if gpu not in left]
+        mig = [uuid for uuid in match[0].mig_uuids if uuid.startswith(entry)]
+        left.append((match[0], mig[0] if len(mig) == 1 else match[0].uuid))
     return tuple(left)
 
 

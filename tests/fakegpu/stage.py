@@ -17,7 +17,7 @@ from tests.fakegpu.matrix import PATIENT, Case
 from tests.fakegpu.ranks import Ended, Ranks, abandoned_shared_memory
 
 BODY = "tests.fakegpu.guarded:preflight"
-AT_ONCE = int(os.environ.get("FAULT_MATRIX_AT_ONCE", "3"))
+AT_ONCE = int(os.environ.get("FAULT_MATRIX_AT_ONCE", "0")) or max(2, min(4, os.cpu_count() or 2))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

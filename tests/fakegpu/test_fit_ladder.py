@@ -26,6 +26,7 @@ def test_a_fault_that_nothing_cures_ends_on_gloo_where_a_later_group_on_nccl_is_
     # Read, not imported: only under the double has a torch without its NVIDIA libraries what it needs to load.
     source = Path(__file__).with_name("fit_bodies.py").read_text().splitlines()
     line = next(number for number, text in enumerate(source, 1) if "the line that the warning must name" in text)
+    assert run.told(f"fit_bodies.py:{line}"), run.logged[-3000:]
     warned = [text for text in run.logged.splitlines() if f"fit_bodies.py:{line}" in text]
     assert warned and "new_group()" in warned[0] and "p2p_or_acs" in warned[0], run.logged[-3000:]
 
@@ -36,7 +37,7 @@ def test_an_nvls_fault_is_cured_by_its_setting(fits: Fits) -> None:
     trained_on(run, "nccl")
     assert verdict(run)[0] == "nvlink_fabric_error" and run.report["relief"] == {"NCCL_NVLS_ENABLE": "0"}
     assert [n["nccl"] for n in run.notes] == [{"NCCL_NVLS_ENABLE": "0"}] * 2
-    assert "NCCL_NVLS_ENABLE=0" in run.logged, "the message names the setting"
+    assert run.told("NCCL_NVLS_ENABLE=0"), "the message names the setting"
 
 
 @pytest.mark.slow
@@ -50,7 +51,7 @@ def test_a_setting_of_the_users_is_left_alone_and_named(fits: Fits, where: str, 
     assert [rung[:2] for rung in rungs(run)] == [("nccl", {}), ("gloo", {})], "the relief was not tried"
     (note,) = [note for note in run.report["notes"] if "would have been tried" in note]
     assert "you have set NCCL_P2P_DISABLE=0" in note
-    assert "would have been tried, but you have set NCCL_P2P_DISABLE=0" in run.logged, "the message says it too"
+    assert run.told("would have been tried, but you have set NCCL_P2P_DISABLE=0"), "the message says it too"
     assert where == "the environment" or note.endswith(f"in {conf}")
 
 

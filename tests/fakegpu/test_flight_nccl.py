@@ -56,6 +56,8 @@ def test_the_rank_out_of_step_is_named_from_what_was_pulled(ranks, tmp_path, bac
     assert (collected.verdict.kind.value, collected.verdict.culprit_ranks) == (kind, (CULPRIT,)), collected.text()
     assert collected.verdict.certainty.value != "open"
     assert "flight_bodies.py" in collected.text()
+    if odd == "skips":
+        assert "flight_bodies.py" in collected.ends[CULPRIT].place, "where the rank sleeps"
 
 
 def test_a_rank_that_died_is_named_from_what_the_others_have(ranks, tmp_path, backend):
@@ -89,10 +91,6 @@ def computing_ranks(double, tmp_path_factory):
 def test_a_branch_of_a_ddp_model_that_one_rank_does_not_take_is_named(computing_ranks, tmp_path, backend):
     collected = pull(computing_ranks, tmp_path, "ddp_unused_branch", backend)
     assert (collected.verdict.kind.value, collected.verdict.culprit_ranks) == ("missing_rank", (CULPRIT,)), collected.text()
-
-
-def test_the_place_where_a_rank_sleeps_is_told(ranks, tmp_path, backend):
-    assert "flight_bodies.py" in pull(ranks, tmp_path, "skips", backend).ends[CULPRIT].place
 
 
 def test_ranks_in_step_are_told_to_be(ranks, tmp_path, backend):

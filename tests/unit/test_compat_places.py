@@ -10,7 +10,7 @@ import pytest
 from ray_nccl_guard.compat import record
 from ray_nccl_guard.compat.errors import CompatError
 from ray_nccl_guard.compat.fingerprint import fingerprint
-from ray_nccl_guard.compat.gpus import Gpu, visible
+from ray_nccl_guard.compat.gpus import Gpu, numbered, visible
 from ray_nccl_guard.compat.ldcache import lookup
 from ray_nccl_guard.compat.loaded import decode
 from ray_nccl_guard.compat.locate import Via, resolve
@@ -171,6 +171,20 @@ M = Gpu(index=0, uuid="GPU-cccc-3", name="M", capability=(8, 0), mig_uuids=("MIG
 )
 def test_visible_devices_are_taken_as_cuda_takes_them(gpus, env, left):
     assert visible(gpus, env) == left
+
+
+@pytest.mark.parametrize(
+    ("text", "devices"),
+    [
+        ("MIG-2,MIG-1", [(M, "MIG-2"), (M, "MIG-1")]),  # two devices on one card are two devices
+        ("MIG-1,GPU-bbbb", [(M, "MIG-1"), (B, "GPU-bbbb-2")]),
+        ("MIG-GPU-cccc-3/1/0", [(M, "GPU-cccc-3")]),  # the old form names no UUID of its own
+        ("MIG-", [(M, "GPU-cccc-3")]),
+        ("MIG-1,MIG-9,MIG-2", [(M, "MIG-1")]),
+    ],
+)
+def test_a_mig_device_has_its_place_and_its_own_uuid(text, devices):
+    assert numbered((M, B), {"CUDA_VISIBLE_DEVICES": text}) == tuple(devices)
 
 
 ANSWER = {
