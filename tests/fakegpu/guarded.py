@@ -17,7 +17,7 @@ from ray_nccl_guard.probe.leader import Leader
 from ray_nccl_guard.probe.local import LocalRanks
 from ray_nccl_guard.probe.operations import expand
 from ray_nccl_guard.probe.serve import Place
-from ray_nccl_guard.probe.spec import ProbeSpec
+from ray_nccl_guard.probe.spec import ProbeSpec, Start
 from ray_nccl_guard.probe.workers import values
 from ray_nccl_guard.prove.prover import Prover
 from ray_nccl_guard.prove.worlds import Worlds
@@ -63,7 +63,8 @@ def preflight(
         described = tuple(values(leader.ask(serve.describe, deadline_s=_JOIN_S)))
         open_before = _descriptors()
         started_s = time.monotonic()
-        prover = Prover(leader, described, expand(None), ProbeSpec(**spec), store=("127.0.0.1", store.port))
+        probe = ProbeSpec(**{**spec, "start": Start(spec.get("start", "auto")), "sizes_bytes": tuple(spec["sizes_bytes"])})
+        prover = Prover(leader, described, expand(None), probe, store=("127.0.0.1", store.port))
         report = _run(prover, backend, asked_gpus, Policy.from_name(policy) if isinstance(policy, str) else Policy(**policy))
         seconds, ended_at_s = time.monotonic() - started_s, time.time()
         opened = {f"{pid} holds {what}" for pid, held in _descriptors().items() for what in held - open_before[pid]}

@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 from ray_nccl_guard import facts
 from ray_nccl_guard.evidence import align
@@ -21,10 +22,22 @@ from ray_nccl_guard.verdict import Verdict, classify
 from tests.fakegpu.ranks import abandoned_shared_memory
 from tests.process.ranks import run_ranks
 
-ON_THE_DOUBLE = hasattr(ctypes.CDLL(None), "fakegpu_set_faults")
 # A GPU that has just been handed over may need long for its first context; what is slow is printed, not refused.
 SPEC = ProbeSpec(device_s=60, comm_init_s=60, collective_s=30)
 CHILD_S = 120.0
+
+
+def on_the_double() -> bool:
+    """Whether this process has, or will load, the test suite's fake CUDA runtime: by LD_PRELOAD or by LD_LIBRARY_PATH.
+
+    The library is read, not loaded: a loaded one would be taken for torch's own.
+    """
+    mark = "fakegpu_set_faults"
+    found = [Path(folder, "libcudart.so.13") for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
+    return hasattr(ctypes.CDLL(None), mark) or any(mark.encode() in path.read_bytes() for path in found if path.is_file())
+
+
+ON_THE_DOUBLE = on_the_double()
 
 
 class Failed(Exception):
