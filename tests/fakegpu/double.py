@@ -100,7 +100,7 @@ def build(site_packages: Path | None = None) -> Double:
     Takes about 5 s of CPU the first time. The cache is keyed by our sources and by torch's libraries, and locked, so that
     test processes may call this at once. Raises CannotBuild where gcc or nm or a CUDA build of torch is missing.
     """
-    site = site_packages or _site_of_torch()
+    site = site_packages or site_of_torch()
     torch_libraries = sorted((site / "torch" / "lib").glob("*.so"))
     if not any(path.name == "libtorch_cuda.so" for path in torch_libraries):
         raise CannotBuild(f"no CUDA build of torch under {site}; install torch from the default package index")
@@ -118,7 +118,7 @@ def build(site_packages: Path | None = None) -> Double:
     return Double(folder=folder, stand_ins=folder / "stand_ins" if (folder / "stand_ins").exists() else None)
 
 
-def _site_of_torch() -> Path:
+def site_of_torch() -> Path:
     """Where `import torch` finds it, which a .pth file may have put elsewhere than this interpreter's own packages."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:

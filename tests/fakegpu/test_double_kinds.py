@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
 
-from tests.fakegpu.double import Double, build
+from tests.fakegpu.double import Double, build, site_of_torch
 from tests.fakegpu.ranks import Ended, Ranks
 
 BODIES = "tests.fakegpu.bodies"
@@ -24,11 +23,11 @@ def values(ended: list[Ended]) -> list[object]:
 
 
 def without_nvidia_wheels(folder: Path) -> Path:
-    """This interpreter's site-packages, as links, but for the NVIDIA libraries: what `pip install --no-deps torch` gives.
+    """The site-packages where torch is, as links, but for the NVIDIA libraries: what `pip install --no-deps torch` gives.
 
     torch and torch/lib are real folders, since torch looks for the NVIDIA libraries relative to where its own really lie.
     """
-    site = Path(sysconfig.get_paths()["purelib"])
+    site = site_of_torch()
     for source, target in (
         (site, folder),
         (site / "torch", folder / "torch"),

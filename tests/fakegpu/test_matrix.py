@@ -13,6 +13,8 @@ from tests.fakegpu.double import Double
 from tests.fakegpu.matrix import BACKENDS, CASES, IN_MAKE_TEST, TORCH, Case
 from tests.fakegpu.stage import Stage
 
+pytestmark = pytest.mark.torch_versions
+
 
 @pytest.fixture(scope="module")
 def stage(request: pytest.FixtureRequest, double: Double, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
