@@ -10,7 +10,7 @@ from typing import Any
 
 from ray_nccl_guard.facts import RankFacts
 from ray_nccl_guard.flight import Kind
-from ray_nccl_guard.ray_train import flight_live, flight_publish, publish, recorder
+from ray_nccl_guard.ray_train import flight_live, flight_publish, flight_v1, publish, recorder
 from ray_nccl_guard.ray_train.flight_about import about
 from ray_nccl_guard.ray_train.flight_ends import ended_badly, ends, ras_confirmed_a_hang
 from ray_nccl_guard.ray_train.flight_gather import Deadlines, gather
@@ -26,6 +26,8 @@ _REMOVE_PATIENCE_S = 1.0  # an empty folder is gone at once; whoever needs longe
 _MOVES_S = 2.0
 _AT_THE_END = Deadlines()
 _INTERRUPTED = Deadlines(first_s=10.0, patience_s=5.0, nodes_s=15.0)
+# On V1 a worker's process serves nothing else while its train_func runs: whoever is still in it will not answer.
+_V1 = Deadlines(first_s=30.0, patience_s=5.0)
 _RAS_SAID = "Ray's NCCL RAS callback has confirmed that a communicator stands still"
 
 
@@ -39,6 +41,7 @@ class FlightWatch:
         self._live_key = ""
         self._ended: Collected | None = None  # what was collected of its errors, once they were seen
         self._told_of_ras = False
+        self._over = False
 
     def arm(self, *, change_settings: bool = True) -> None:
         """Switch the recorder on in every worker. A worker that does not answer here goes without."""
@@ -70,6 +73,8 @@ class FlightWatch:
             except ImportError:
                 return  # of a Ray to come; `end` collects all the same
             attach(self.workers.group, self)
+        else:
+            flight_v1.attach(self.workers.group, self)
 
     def look(self, status: Any) -> str:
         """Ray has polled the workers, every second or so; returns what their errors are to end in."""
@@ -108,9 +113,13 @@ class FlightWatch:
 
     def end(self, status: Any) -> None:
         """The worker group is about to be shut down. `status` is Ray's latest poll of it, None if there is none."""
+        if self._over:
+            return
+        self._over = True
         flight_live.withdraw(self._live_key)
         if self._ended is None and not self._told_of_ras and ended_badly(status, self.workers.group):
-            self._ended = self._collect(getattr(status, "worker_statuses", {}))
+            within = _AT_THE_END if is_v2(self.workers.group) else _V1
+            self._ended = self._collect(getattr(status, "worker_statuses", {}), within=within)
             self._send(self._ended)
         self.clean_up(None if self._ended is None else self._ended.gathered.answered)
 

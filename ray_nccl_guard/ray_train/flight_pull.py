@@ -226,6 +226,8 @@ def _catches(pid: int, number: int) -> bool:
 # py-spy: `    fetch (/app/train.py:31)`; faulthandler: `  File "/app/train.py", line 31 in fetch`.
 _PY_SPY_LINE = re.compile(r"^ {4}(?P<name>.+) \((?P<file>.+):(?P<line>\d+)\)$")
 _SIGNAL_LINE = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)$')
+# What runs `train_func` on V2, and on V1.
+_RUNNERS = (("thread_runner.py", "_run_target"), ("air/_internal/util.py", "run"))
 
 
 def place_in(stacks: str) -> tuple[Frame, ...]:
@@ -234,6 +236,6 @@ def place_in(stacks: str) -> tuple[Frame, ...]:
         lines = [found for line in thread.splitlines() if (found := _PY_SPY_LINE.match(line) or _SIGNAL_LINE.match(line))]
         frames = tuple(Frame(line["file"], int(line["line"]), line["name"]) for line in lines)
         # py-spy gives qualified names from Python 3.11 on.
-        if any(frame.file.endswith("thread_runner.py") and frame.name.endswith("_run_target") for frame in frames):
+        if any(frame.file.endswith(file) and frame.name.endswith(name) for frame in frames for file, name in _RUNNERS):
             return frames
     return ()

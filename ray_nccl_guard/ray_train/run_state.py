@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ray_nccl_guard.ladder import Decision, Ladder
+from ray_nccl_guard.ray_train import flight_v1
 from ray_nccl_guard.ray_train.flight_collect import FlightWatch
 from ray_nccl_guard.ray_train.settings import GuardSettings, Mode
 from ray_nccl_guard.report import Attempt
@@ -40,7 +41,10 @@ class RunState:
 
     def note_end(self, worker_group: Any) -> None:
         """Remember whether the group that ends now had an error. Not known counts as an error: the check is made again."""
-        status = worker_group.get_latest_poll_status() if hasattr(worker_group, "get_latest_poll_status") else None
+        if hasattr(worker_group, "get_latest_poll_status"):
+            status = worker_group.get_latest_poll_status()
+        else:
+            status = flight_v1.status_now(len(worker_group))
         self.ended_well = status is not None and not status.errors
         watch, self.flight = self.flight, None
         if watch is not None:

@@ -89,7 +89,7 @@ def hang(fit, tmp_path, capfd):
     def run(loop, workers=3):
         capfd.readouterr()
         config = GuardedTorchConfig(backend="gloo", timeout_s=HANG_S, probe=ProbeSpec())
-        outcome = fit(config, train=loop, workers=workers, name="hung")
+        outcome = fit(config, train=loop, workers=workers, name="hung", loop={"hang_s": HANG_S})
         out, err = capfd.readouterr()
         folder = tmp_path / "storage" / "hung" / "nccl_guard" / "flight" / "1"
         assert len(outcome.metrics) == workers

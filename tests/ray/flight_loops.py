@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from datetime import timedelta
 from typing import Any
 
 CULPRIT = 1
@@ -144,6 +145,8 @@ def mesh_other_operation(config: dict[str, Any]) -> None:
     rank = _steps(config)
     mesh = dist.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     row, column = mesh.get_group("tp"), mesh.get_group("dp")
+    for group in (row, column):  # a mesh takes torch's own default, 30 minutes on gloo, not the timeout of the whole group
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=config["hang_s"]), group)
     for step in range(3):
         if rank == CULPRIT and step == 2:
             dist.all_gather([torch.ones(8) for _ in range(2)], torch.ones(8), group=row)  # the odd call of the mesh

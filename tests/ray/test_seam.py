@@ -76,3 +76,16 @@ def test_what_is_appended_to_an_error_is_in_what_ray_raises_from_it():
     assert raised.worker_failures.keys() == {0, 1} and isinstance(raised.worker_failures[0], ValueError)
     if sys.version_info >= (3, 11):
         assert raised.worker_failures[0].__notes__ == [words]
+
+
+def test_train_v1_ends_a_failed_group_by_its_shutdown_while_it_handles_the_error():
+    from ray.train import trainer
+    from ray.train._internal import utils
+    from ray.train._internal.backend_executor import BackendExecutor
+    from ray.train._internal.worker_group import WorkerGroup
+
+    assert parameters(WorkerGroup.shutdown) == ["self", "patience_s"]
+    assert "self.worker_group.shutdown(" in inspect.getsource(BackendExecutor.shutdown)
+    handled = inspect.getsource(trainer.TrainingIterator.__next__).partition("except StartTraceback")[2]
+    assert "_backend_executor.shutdown(graceful_termination=False)" in handled
+    assert utils.StartTracebackWithWorkerRank(worker_rank=1).worker_rank == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -60,14 +59,19 @@ def test_what_cannot_train_ends_in_the_guards_own_error(cases, name):
         assert "was lost before the probe began" in case["text"]
 
 
-def test_a_hang_in_training_ends_as_ray_ends_it_and_leaves_torchs_files_on_the_node(cases):
-    """V1 ends workers without a word to the backend, so nothing is collected, and nobody removes the folder."""
+def test_a_hang_in_training_is_named_although_v1_ends_workers_without_a_word_to_the_backend(cases):
     case = cases["hangs"]
     assert case["error"] == "TrainingFailedError" and case["cause"] != "NcclInitRefused", case
     assert "timed out" in case["text"].lower() or "connection closed" in case["text"].lower(), case
-    folder = os.path.dirname(case["note"]["dumps"])
-    assert os.path.basename(folder).startswith("nccl_guard-") and os.path.isdir(folder)
-    shutil.rmtree(folder)
+    found = case["report"]["flight"]
+    assert (found["kind"], found["culprit_ranks"], found["missing_dumps"]) == ("missing_rank", [1], [1]), found
+    source = (ROOT / "tests/ray/v1_driver.py").read_text().splitlines()
+    line = next(number for number, text in enumerate(source, 1) if "the culprit's line" in text)
+    assert found["ranks_ended"][1]["place"].endswith(f"v1_driver.py:{line} in train_func"), found["ranks_ended"]
+    assert cases["output"]["text"].count("error[missing_rank]") == 1
+    folder = Path(found["folder"])
+    assert (folder / "gloo" / "rank_0").exists() and (folder / "stacks" / "rank_1.txt").exists()
+    assert not os.path.exists(os.path.dirname(case["note"]["dumps"])), "the node's folder is removed"
 
 
 @pytest.mark.parametrize("name", ["healthy", "fallback"])

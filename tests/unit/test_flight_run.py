@@ -14,7 +14,7 @@ from ray_nccl_guard.facts import Gpu, RankFacts
 from ray_nccl_guard.flight.dump import Frame
 from ray_nccl_guard.ladder import Decision
 from ray_nccl_guard.policy import Action
-from ray_nccl_guard.ray_train import flight_pull, recorder
+from ray_nccl_guard.ray_train import flight_pull, flight_v1, recorder
 from ray_nccl_guard.ray_train.flight_about import about
 from ray_nccl_guard.ray_train.flight_ends import End, How, ended_badly, ends, of_a_collective
 from ray_nccl_guard.ray_train.flight_judge import judge, moved
@@ -117,8 +117,10 @@ def test_the_file_of_a_dead_rank_is_read_unless_it_is_of_an_earlier_run(tmp_path
         "    ThreadRunner.run.<locals>._run_target (/x/ray/thread_runner.py:37)\n",
         'Thread 0x1 (most recent call first):\n  File "/app/load.py", line 31 in fetch\n  File "/app/train.py", line 9 in train\n'
         '  File "/x/ray/thread_runner.py", line 37 in _run_target\n\nThread 0x2 (most recent call first):\n  File "/q.py", line 1 in get\n',
+        'Thread 8 (idle): "Thread-9"\n    fetch (/app/load.py:31)\n    train (/app/train.py:9)\n'
+        "    RunnerThread.run (/x/ray/air/_internal/util.py:98)\n",
     ],
-    ids=["py-spy", "faulthandler"],
+    ids=["py-spy", "faulthandler", "Train V1"],
 )
 def test_the_thread_of_train_func_is_found_in_printed_stacks(text):
     frames = flight_pull.place_in(text)
@@ -235,6 +237,55 @@ def test_a_group_ended_badly_if_somebody_may_have_been_left_waiting(errors, badl
     of = {rank: SimpleNamespace(error=None) for rank in range(3)} | statuses(**errors)
     status = SimpleNamespace(worker_statuses=of, errors={rank: each.error for rank, each in of.items() if each.error})
     assert ended_badly(status, SimpleNamespace()) is badly
+
+
+class OfARank(Exception):
+    """As Ray's StartTracebackWithWorkerRank."""
+
+    worker_rank = 1
+
+
+class TaskError(Exception):
+    """As Ray's RayTaskError: its text is the worker's traceback, `cause` the exception there."""
+
+    cause = TIMED_OUT
+
+
+def test_train_v1_tells_the_error_that_it_handles_when_it_ends_a_group():
+    assert flight_v1.status_now(3) is None, "it handles none: the run has ended well"
+    try:
+        raise OfARank from TaskError('  File "/app/train.py", line 9, in train_func')
+    except OfARank:
+        status = flight_v1.status_now(3)
+    assert ended_badly(status, SimpleNamespace())
+    found = ends(3, Gathered(answered={0: Pulled(), 1: Pulled()}, silent=(2,)), status.worker_statuses)
+    assert (found[1].how, found[1].own, found[1].place) == (How.RAISED, False, "/app/train.py:9 in train_func")
+    assert (found[0].how, found[2].how) == (How.ENDED, How.SILENT)
+
+
+def test_a_worker_of_train_v1_that_died_is_no_error_of_a_rank_and_is_looked_into():
+    try:
+        raise OSError("The actor died unexpectedly before finishing this task")
+    except OSError:
+        assert ended_badly(flight_v1.status_now(2), SimpleNamespace())
+
+
+def test_the_look_before_train_v1_ends_a_group_never_keeps_it_from_ending():
+    class Watch:
+        def end(self, status):
+            raise RuntimeError("a bug of the guard")
+
+    class Group:
+        def __len__(self):
+            return 2
+
+        def shutdown(self, patience_s=5):
+            self.ended = patience_s
+
+    group = Group()
+    flight_v1.attach(group, Watch())
+    group.shutdown(patience_s=0)
+    assert group.ended == 0
 
 
 def test_the_record_of_a_run_names_its_devices_versions_and_earlier_errors():
