@@ -21,7 +21,7 @@ SETTLE_S = 2.0  # after the culprit is at its odd place, the others are in their
 
 
 # A model and groups are made before anything odd happens.
-PREPARES_S = {"ddp_unused_branch": 12.0, "mesh_skips": 6.0}
+PREPARES_S = {"ddp_unused_branch": 12.0, "mesh_skips": 6.0, "mesh_other_operation": 6.0}
 
 
 def skips(rank: int, device: torch.device) -> None:
@@ -70,6 +70,20 @@ def mesh_skips(rank: int, device: torch.device) -> None:
         if rank == CULPRIT and step == 2:
             time.sleep(60)  # the culprit of the mesh sleeps
         dist.all_reduce(torch.ones(8).to(device), group=rows[rank // 2])
+        torch.cuda.synchronize()
+        dist.all_reduce(torch.ones(32).to(device), group=columns[rank % 2])
+        torch.cuda.synchronize()
+
+
+def mesh_other_operation(rank: int, device: torch.device) -> None:
+    """The same mesh: in one row a rank broadcasts where its neighbour reduces; the other row's ranks wait in their columns."""
+    rows = [dist.new_group(ranks, group_desc="tp") for ranks in ([0, 1], [2, 3])]
+    columns = [dist.new_group(ranks, group_desc="dp") for ranks in ([0, 2], [1, 3])]
+    for step in range(3):
+        if rank == CULPRIT and step == 2:
+            dist.broadcast(torch.ones(8).to(device), 0, group=rows[0])
+        else:
+            dist.all_reduce(torch.ones(8).to(device), group=rows[rank // 2])
         torch.cuda.synchronize()
         dist.all_reduce(torch.ones(32).to(device), group=columns[rank % 2])
         torch.cuda.synchronize()

@@ -80,6 +80,14 @@ def test_a_wait_is_followed_over_the_groups_of_a_mesh(ranks, tmp_path, backend):
     assert "mesh_skips" in collected.text()
 
 
+@pytest.mark.slow
+def test_another_operation_in_one_group_of_a_mesh_is_told_from_the_waits_in_the_others(ranks, tmp_path, backend):
+    collected = pull(ranks, tmp_path, "mesh_other_operation", backend, world=4)
+    # Of two ranks that ask for different things no majority says which is right.
+    assert collected.verdict.kind.value == "op_mismatch" and CULPRIT in collected.verdict.culprit_ranks, collected.text()
+    assert set(collected.verdict.culprit_ranks) <= {0, CULPRIT}, collected.text()
+
+
 @pytest.fixture(scope="module")
 def computing_ranks(double, tmp_path_factory):
     """Ranks whose kernels have an effect: DDP computes before it reduces."""
