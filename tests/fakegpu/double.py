@@ -36,6 +36,7 @@ OPTIONS = {
     "driver": "FAKE_CUDA_DRIVER",
     "runtime": "FAKE_CUDA_RUNTIME",
     "mig": "FAKE_CUDA_MIG",
+    "mig_seen": "FAKE_CUDA_MIG_SEEN",
     "compute_mode": "FAKE_CUDA_COMPUTE_MODE",
     "node": "FAKE_CUDA_NODE",
     "state": "FAKE_CUDA_STATE",
@@ -72,8 +73,8 @@ class Double:
     def env(self, devices: int = 4, *, ops: bool = False, **options: object) -> dict[str, str]:
         """The variables to add to a process's environment so that it sees `devices` fake GPUs.
 
-        Options, all described in README.md: cc, mem (bytes per GPU), name, driver, runtime, mig, compute_mode, node, state
-        (a folder), fault, nccl (23007 means 2.30.7), shm (a folder), peer_death, p2p_status, fabric_state, ecc_errors.
+        Options, all described in README.md: cc, mem (bytes per GPU), name, driver, runtime, mig, mig_seen, compute_mode, node,
+        state (a folder), fault, nccl (23007 means 2.30.7), shm (a folder), peer_death, p2p_status, fabric_state, ecc_errors.
         `ops` gives kernels an effect. Existing LD_PRELOAD, LD_LIBRARY_PATH and PYTHONPATH are kept behind ours. Raises
         TypeError for other options.
         """

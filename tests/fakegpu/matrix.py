@@ -191,6 +191,7 @@ DEVICES = (
     Case(name="busy-in-nccl", fault="init:preset=busy@rank1", failure="device_busy_or_exclusive", culprits=(1,), step="comm_init", ends=REFUSE),
     Case(name="no-device", devices=(None, None), env={"CUDA_VISIBLE_DEVICES": ""}, failure="no_gpu_visible", culprits=(0, 1), step="device", ends=REFUSE),
     Case(name="no-device-but-fallback", devices=(None, None), env={"CUDA_VISIBLE_DEVICES": ""}, policy="fallback", failure="no_gpu_visible", culprits=(0, 1), step="device"),
+    Case(name="second-mig-slice-not-seen", options={"mig": 2, "mig_seen": 1, "node": "m"}, env={"CUDA_VISIBLE_DEVICES": f"{mig('m', 3, 1)},{mig('m', 0, 0)}"}, failure="no_gpu_visible", culprits=(1,), step="device", ends=REFUSE),
     Case(name="fractional-gpu", devices=(0, 0), asked_gpus=0.5, failure="duplicate_gpu", culprits=(0, 1)),
     Case(name="whole-gpu-twice", devices=(0, 0), failure="duplicate_gpu", culprits=(0, 1), ends=REFUSE),
     Case(name="duplicate-seen-by-nccl", fault="init:preset=dup", failure="duplicate_gpu", culprits=(0, 1), step="comm_init", ends=REFUSE),

@@ -67,3 +67,12 @@ def test_two_slices_of_one_card_which_nccl_cannot_join_are_refused_by_its_own_wo
     assert (failure, step) == ("duplicate_gpu", "comm_init")
     assert [at[rank] for rank in culprits] == [uuid for uuid in at.values() if uuid in SLICES[1:]]
     assert "Duplicate GPU detected" in str(run.report["verdict"]["evidence"])
+
+
+def test_slices_that_cuda_does_not_show_beside_the_first_are_refused_on_the_rank_that_got_one(sliced: Fits) -> None:
+    # Ray Train gives each worker the UUIDs of all of the node's workers, of which CUDA up to 12 enumerates one MIG device.
+    run = sliced.guarded(env={"FAKE_CUDA_MIG_SEEN": "1"})
+    refused(run)
+    failure, culprits, step = verdict(run)
+    assert (failure, len(culprits), step) == ("no_gpu_visible", 1, "device")
+    assert "invalid device ordinal" in str(run.report["verdict"]["evidence"])

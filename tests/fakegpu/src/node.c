@@ -93,7 +93,7 @@ static int find(const char *entry, size_t length, struct visible_device *out) {
   return 1;
 }
 
-int node_visible(struct visible_device devices[MAX_DEVICES]) {
+static int named(struct visible_device devices[MAX_DEVICES]) {
   const char *entry = getenv("CUDA_VISIBLE_DEVICES");
   int n = 0;
   if (!entry) {
@@ -112,6 +112,11 @@ int node_visible(struct visible_device devices[MAX_DEVICES]) {
     entry++;
   }
   return n;
+}
+
+int node_visible(struct visible_device devices[MAX_DEVICES]) {
+  int n = named(devices), most = (int)number("FAKE_CUDA_MIG_SEEN", MAX_DEVICES);
+  return node_mig_count() > 0 && n > most ? most : n;
 }
 
 void node_trace(const char *format, ...) {
