@@ -53,7 +53,7 @@ def no_shared_memory_is_left() -> Iterator[None]:
 
 
 def test_a_bad_pair_of_gpus_is_named_as_a_link(double: Double, tmp_path: Path):
-    code, report, _ = probe(double, tmp_path, "call_allreduce:error=6@gpupair=1-2", "--locate", "--policy", "strict")
+    code, report, _ = probe(double, tmp_path, "allreduce:error=6@gpupair=1-2", "--locate", "--policy", "strict")
     assert code == 20
     assert (report["located"]["kind"], report["located"]["ranks"]) == ("link", [1, 2]), report["located"]
     assert report["verdict"]["culprit_ranks"] == [1, 2]
