@@ -180,7 +180,8 @@ def healthy(workers: int, rounds: int, backend: str, *, first: bool) -> tuple[li
         taken[arm].append(one_fit(config, workers, f"{arm}-{workers}-{len(taken[arm])}"))
         return taken[arm][-1]["on_start_s"]
 
-    values = harness.alternate({arm: lambda arm=arm: run(arm) for arm in taken}, rounds=rounds, warm_up=int(first))  # type: ignore[misc]
+    warm_up = int(first and rounds > 1)
+    values = harness.alternate({arm: lambda arm=arm: run(arm) for arm in taken}, rounds=rounds, warm_up=warm_up)  # type: ignore[misc]
     kept = {arm: results[-rounds:] for arm, results in taken.items()}
     added = [g - p for g, p in zip(values["guarded"], values["plain"], strict=True)]
     seconds = {
