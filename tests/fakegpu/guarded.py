@@ -63,7 +63,8 @@ def preflight(
         described = tuple(values(leader.ask(serve.describe, deadline_s=_JOIN_S)))
         open_before = _descriptors()
         started_s = time.monotonic()
-        probe = ProbeSpec(**{**spec, "start": Start(spec.get("start", "auto")), "sizes_bytes": tuple(spec["sizes_bytes"])})
+        sizes = {"sizes_bytes": tuple(spec["sizes_bytes"])} if "sizes_bytes" in spec else {}  # JSON has no tuples
+        probe = ProbeSpec(**{**spec, **sizes, "start": Start(spec.get("start", "auto"))})
         prover = Prover(leader, described, expand(None), probe, store=("127.0.0.1", store.port))
         report = _run(prover, backend, asked_gpus, Policy.from_name(policy) if isinstance(policy, str) else Policy(**policy))
         seconds, ended_at_s = time.monotonic() - started_s, time.time()

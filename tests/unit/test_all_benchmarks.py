@@ -83,4 +83,6 @@ def test_each_kind_of_fault_is_played_for_its_time_to_the_verdict():
         c.fault.partition(":")[2].partition("@")[0] for c in CASES if c.name in quick
     }
     assert {case.failure for case in CASES if case.name in whole} == {case.failure for case in CASES}
+    hang = {case.name for case in CASES if ":hang" in case.fault and case.policy == "default"}
+    assert {case.name for case in CASES if time_to_verdict.waits(case)} >= hang and not time_to_verdict.waits(CASES[0])
     assert set(without_guard.PLAIN) <= {case.name for case in CASES}
