@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakegpu.double import CannotBuild, Double, build
-from tests.fakegpu.fits import Fits
-from tests.fakegpu.ranks import Ranks
+pytest.register_assert_rewrite("tests.fakegpu.fits")  # or its assertions would fail without a word
+
+from tests.fakegpu.double import CannotBuild, Double, build  # noqa: E402
+from tests.fakegpu.fits import Fits  # noqa: E402
+from tests.fakegpu.ranks import Ranks  # noqa: E402
 
 
 @pytest.fixture(scope="session")
