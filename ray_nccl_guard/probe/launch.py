@@ -99,7 +99,10 @@ class _Watch:
                 for fd in self.fds:
                     os.ftruncate(fd, 0)
                 self.record.restart()
-                result = self._run_child(Start.SPAWN)
+                forked, result = result, self._run_child(Start.SPAWN)
+                if _unconfirmed(forked, result):
+                    note = "seen in a forked process; a fresh one had not come that far when another rank failed"
+                    return replace(forked, detail="; ".join(filter(None, (forked.detail, note))))
             return result
         finally:
             self.kernel.close()
@@ -249,6 +252,17 @@ class _Watch:
             kernel_lines=self.kernel.since() if outcome is Outcome.DIED else (),
             start=child.start,
         )
+
+
+def _unconfirmed(forked: ProbeResult, fresh: ProbeResult) -> bool:
+    """Whether a fresh process was cut short before the step that failed in the fork, so that only the fork has seen it.
+
+    A fault of every rank is often confirmed by one rank seconds before the next: the others must not look like bystanders.
+    """
+    seen = forked.outcome in (Outcome.FAILED, Outcome.DIED) and forked.exit_code != EXIT_SPAWN_ME
+    if not (seen and fresh.outcome is Outcome.WAITING and forked.step and fresh.step):
+        return False
+    return fresh.step.position <= forked.step.position
 
 
 def _exit_of(child: process.Child) -> tuple[int | None, int | None]:

@@ -163,6 +163,20 @@ def test_what_a_fork_meets_before_nccl_is_repeated_by_spawn():
     assert [r.start for r in results] == [Start.SPAWN, Start.FORK]
 
 
+def test_what_a_fork_met_stands_where_a_fresh_process_comes_too_late_to_confirm_it(tmp_path, monkeypatch):
+    # No GPU on either rank; rank 1's fresh process is slow to start, and rank 0's ends its wait.
+    (tmp_path / "sitecustomize.py").write_text("import time; time.sleep(20)")
+
+    def slow_fresh_process(rank: int) -> None:
+        if rank == 1:
+            monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    results = run_ranks(2, backend="nccl", before=slow_fresh_process, device_index=0)
+    assert [(r.outcome, r.step) for r in results] == [(Outcome.FAILED, Step.DEVICE)] * 2, [r.error for r in results]
+    assert [r.start for r in results] == [Start.SPAWN, Start.FORK]
+    assert "a fresh one had not come that far" in results[1].detail
+
+
 def test_settings_reach_the_child_before_its_first_call():
     seen = {}
 
