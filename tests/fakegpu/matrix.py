@@ -216,7 +216,6 @@ IN_MAKE_TEST = frozenset(
         "p2p-setting-is-the-users",
         "bad-link",
         "wrong-sum",
-        "init-hangs-on-one",
         "init-hangs-with-the-gil",
         "init-slow-and-logging",
         "abort-in-warm-up",

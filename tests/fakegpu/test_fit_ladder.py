@@ -17,6 +17,8 @@ def rungs(run: Fit) -> list[tuple[str, dict[str, str], str]]:
     return [(a["backend"], a["env"], a["failure"]) for a in run.report["attempts"]]
 
 
+@pytest.mark.slow
+@pytest.mark.torch_versions  # in the gate on both
 def test_a_fault_that_nothing_cures_ends_on_gloo_where_a_later_group_on_nccl_is_warned_about(fits: Fits) -> None:
     run = fits.guarded(P2P, train="makes_a_group_on_nccl")
     trained_on(run, "gloo")

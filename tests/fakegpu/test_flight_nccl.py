@@ -106,6 +106,8 @@ def test_ranks_in_step_are_told_to_be(ranks, tmp_path, backend):
     assert collected.verdict.kind.value == "none" and collected.recorded.keys() == {0, 1, 2}
 
 
+@pytest.mark.slow
+@pytest.mark.torch_versions  # in the gate on both
 def test_files_of_ranks_that_the_watchdog_ended_and_the_pull_of_the_culprit_make_one_verdict(ranks, tmp_path, backend):
     ended = ranks.run(
         f"{BODIES}:killed_by_its_watchdog", WORLD, deadline_s=90, backend=backend, folder=str(tmp_path), timeout_s=4.0

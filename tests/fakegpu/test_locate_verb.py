@@ -52,6 +52,7 @@ def no_shared_memory_is_left() -> Iterator[None]:
         time.sleep(0.2)
 
 
+@pytest.mark.slow
 def test_a_bad_pair_of_gpus_is_named_as_a_link(double: Double, tmp_path: Path):
     code, report, _ = probe(double, tmp_path, "allreduce:error=6@gpupair=1-2", "--locate", "--policy", "strict")
     assert code == 20

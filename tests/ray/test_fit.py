@@ -61,7 +61,9 @@ def test_one_worker_and_a_second_fit_in_the_same_driver(fit):
     trained_on(fit(guarded(probe=None), workers=1), "gloo", workers=1)
 
 
-@pytest.mark.parametrize("action, failure", [("abort", "process_crashed"), ("hang_gil", "init_timeout_hang")])
+@pytest.mark.parametrize(
+    "action, failure", [("abort", "process_crashed"), pytest.param("hang_gil", "init_timeout_hang", marks=VARIANT)]
+)
 def test_a_child_that_dies_or_hangs_once_is_tried_again_in_the_same_workers(fit, tmp_path, action, failure):
     fault = Fault("child", "all_reduce", action, rank=1, once=str(tmp_path / "once"))
     run = fit(guarded(), loop={"fault": fault})
@@ -80,7 +82,7 @@ def test_a_child_that_always_hangs_is_refused_with_its_rank(fit):
     assert slowest < QUICK.collective_s + 2 + 2, "deadline + 2 s, and 2 s for two busy cores"
 
 
-@pytest.mark.parametrize("action", [pytest.param("abort", marks=VARIANT), pytest.param("hang_gil", marks=VARIANT), "stop"])
+@pytest.mark.parametrize("action", ["abort", *(pytest.param(action, marks=VARIANT) for action in ("hang_gil", "stop"))])
 def test_a_worker_lost_during_the_probe_is_replaced(fit, tmp_path, action):
     fault = Fault("worker", "TCPStore", action, rank=1, once=str(tmp_path / "once"))
     run = fit(guarded(), loop={"fault": fault})
