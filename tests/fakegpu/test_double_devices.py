@@ -16,6 +16,8 @@ import pytest
 from tests.fakegpu.double import Double
 from tests.fakegpu.ranks import Ranks
 
+pytestmark = pytest.mark.torch_versions
+
 BODIES = "tests.fakegpu.bodies"
 
 

@@ -12,6 +12,8 @@ import pytest
 from tests.fakegpu.double import Double, build, site_of_torch
 from tests.fakegpu.ranks import Ended, Ranks
 
+pytestmark = pytest.mark.torch_versions
+
 BODIES = "tests.fakegpu.bodies"
 # Interpreters of further virtual environments, separated by colons: CI names one with another torch.
 OTHER_PYTHONS = [python for python in os.environ.get("FAKEGPU_PYTHONS", "").split(":") if python]

@@ -12,6 +12,8 @@ from tests.fakegpu.double import SOURCES, Double
 from tests.fakegpu.matrix import NEW
 from tests.fakegpu.ranks import Ended, Ranks
 
+pytestmark = pytest.mark.torch_versions
+
 BODIES = "tests.fakegpu.bodies"
 # "nccl" is the new backend in torch 2.15 and the old one before; "nccl-legacy" exists from 2.14 on.
 BACKENDS = ("nccl", "nccl-legacy")

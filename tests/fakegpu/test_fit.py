@@ -21,6 +21,7 @@ def test_a_healthy_job_proceeds_on_nccl_each_worker_on_its_own_gpu(fits: Fits) -
     same_losses(run)
 
 
+@pytest.mark.torch_versions
 def test_nccl_that_breaks_from_four_workers_on_is_named_and_the_same_fit_trains_on_gloo(fits: Fits) -> None:
     run = fits.guarded("allreduce:cuda700@world>=4", train="train", workers=4, spec=WHOLE)
     trained_on(run, "gloo", 4)
@@ -45,6 +46,7 @@ def test_nccl_that_breaks_from_512_kib_on_is_not_passed_by_a_small_message(fits:
     assert "all_reduce 1048576 B" in str(run.report["attempts"][0]), run.report["attempts"][0]
 
 
+@pytest.mark.torch_versions
 def test_a_setting_that_cures_the_fault_keeps_training_on_nccl(fits: Fits) -> None:
     run = fits.guarded("init:preset=p2p@without=NCCL_P2P_DISABLE=1")
     trained_on(run, "nccl")
@@ -53,6 +55,7 @@ def test_a_setting_that_cures_the_fault_keeps_training_on_nccl(fits: Fits) -> No
     assert [n["nccl"] for n in run.notes] == [{"NCCL_P2P_DISABLE": "1"}] * 2
 
 
+@pytest.mark.torch_versions
 def test_a_training_group_that_fails_although_the_probe_passed_gets_fresh_workers(fits: Fits) -> None:
     # The probe's communicator is rank 1's first on the node, the training group's its second.
     run = fits.guarded("init:error=2@rank1#2@shared")
