@@ -15,7 +15,7 @@ SILENT = "127.0.0.77"
 PROBE = """
 from dataclasses import replace
 from tests.process.ranks import QUICK, run_ranks
-results = run_ranks(4, spec=replace(QUICK, store_s=2.5, comm_init_s=2.5))
+results = run_ranks(4, spec=replace(QUICK, store_s=6, comm_init_s=6))
 print(*(r.outcome.value for r in results), *(r.error for r in results))
 """
 
@@ -34,12 +34,12 @@ def silent_name_server():
 def test_a_store_that_waits_for_a_name_server_gets_its_time(silent_name_server, tmp_path):
     configuration = tmp_path / "resolv.conf"
     configuration.write_text(f"nameserver {silent_name_server}\n")
-    # A second for each of the four launchers and of the four children: more than the 2.5 s of each step.
+    # Two seconds for each of the four launchers and of the four children: more than the 6 s of each step.
     script = f"mount --bind {configuration} /etc/resolv.conf && exec {sys.executable} -c '{PROBE}'"
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", script],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "RES_OPTIONS": "timeout:1 attempts:1"},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "RES_OPTIONS": "timeout:2 attempts:1"},
         capture_output=True,
         text=True,
         timeout=90,

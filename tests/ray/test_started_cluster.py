@@ -25,7 +25,10 @@ def bare_python(tmp_path_factory) -> str:
     """An interpreter that has everything but the package."""
     folder = tmp_path_factory.mktemp("bare")
     python = clusters.bare_python(folder)
-    done = subprocess.run([python, "-c", "import ray_nccl_guard"], cwd=folder, capture_output=True, timeout=60, check=False)
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # which other files' clusters set
+    done = subprocess.run(
+        [python, "-c", "import ray_nccl_guard"], cwd=folder, env=own, capture_output=True, timeout=60, check=False
+    )
     assert b"ModuleNotFoundError" in done.stderr, "the package must not be there"
     return python
 
