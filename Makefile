@@ -32,7 +32,7 @@ check: $(VENV)/.installed-test
 release-check: $(VENV)/.installed-test
 	$(BIN)/python .ci/release_check.py $(RELEASE_ARGS)
 
-# All results under benchmarks/results/ anew: 25 minutes on two cores that do nothing else. Root adds the network lab.
+# All results under benchmarks/results/ anew: 23 minutes on two cores that do nothing else. Root adds the network lab.
 bench: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/all.py
 
