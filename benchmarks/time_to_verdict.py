@@ -30,7 +30,7 @@ from benchmarks import harness
 from benchmarks.without_guard import BACKEND, PLAIN, PLAIN_NETWORK, environment, plain_network, struck_at, unguarded
 from tests.fakegpu.double import Double, build
 from tests.fakegpu.matrix import CASES, Case
-from tests.fakegpu.ranks import Ranks
+from tests.fakegpu.ranks import Ranks, abandoned_shared_memory
 from tests.net.faults import FAULTS, Fault
 from tests.net.netlab import REPOSITORY, Lab, why_not
 from tests.net.stages import Stages
@@ -195,7 +195,12 @@ def main() -> None:
     reason = why_not()
     if reason is not None:
         notes.append(f"The network lab was not run: {reason}.")
-    rows = measure(args.quick, timeouts, with_networks=reason is None)
+    shared_before = abandoned_shared_memory()
+    try:
+        rows = measure(args.quick, timeouts, with_networks=reason is None)
+    finally:  # plain torch's ranks that hang are killed, and nobody but the guard cleans up behind a rank that is
+        for name in abandoned_shared_memory() - shared_before:
+            Path("/dev/shm", name).unlink(missing_ok=True)
     harness.show(args, top, rows, [line for note in notes for line in (note, "")][:-1], found=_found(rows), value="seconds")
 
 
