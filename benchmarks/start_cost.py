@@ -12,6 +12,7 @@ or hangs to the verdict over all ranks, at the level of children.
 
 from __future__ import annotations
 
+import compileall
 import json
 import os
 import sys
@@ -270,6 +271,9 @@ def main() -> None:
     top = harness.head(f"What the guard adds to a healthy start on {backend}, and how soon it speaks")
     rows: list[dict[str, Any]] = []
     found = []
+    # As pip leaves an installed package. A checkout has no bytecode where PYTHONDONTWRITEBYTECODE is set, and then every
+    # worker compiles its sources anew.
+    compileall.compile_dir(ROOT / "ray_nccl_guard", quiet=1)
     with tempfile.TemporaryDirectory() as notes:
         os.environ[NOTES] = notes
         os.environ["PYTHONPATH"] = ":".join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))

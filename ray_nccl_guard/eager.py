@@ -28,6 +28,7 @@ class GroupTask:
         timeout_s: the group's own timeout, as the user set it.
         device_index: bind the group to this visible GPU and form the communicator at once; None to leave it to torch.
         warm_up: prove the group by all_reduce of `spec.sizes_bytes`, values checked.
+        variables: what launchers set (RANK, MASTER_ADDR, ...): libraries read them, torch's `env://` too.
         env: settings to make before the first NCCL call of this process.
         accept_s: seconds that the store takes for each connection (`probe.store.Opened`).
     """
@@ -40,6 +41,7 @@ class GroupTask:
     device_index: int | None = None
     warm_up_device: int | None = None
     warm_up: bool = True
+    variables: dict[str, str] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
     accept_s: float = 0.0
     spec: ProbeSpec = ProbeSpec()
@@ -52,7 +54,7 @@ class GroupTask:
 
 def join(task: GroupTask) -> ProbeResult:
     """Join the training group within the deadlines. Never raises for what the group does: the result tells."""
-    os.environ.update(task.env)
+    os.environ.update({**task.variables, **task.env})
     joining = _Joining(task)
     thread = threading.Thread(target=joining.run, name="nccl-guard-join", daemon=True)
     started_s = time.monotonic()

@@ -29,7 +29,7 @@ SETTLE_S = process.REAP_S
 
 # Between two looks at a child: a healthy one takes 0.1 s in all, and goes from step to step in bursts; a silent one costs
 # its worker nothing.
-_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.02
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.01
 
 _unreaped: list[process.Child] = []
 
@@ -157,8 +157,10 @@ class _Watch:
             sweep.look(now_s)
             overdue_s = now_s - self._deadline(child, now_s)
             if overdue_s > 0 and not self._extend(now_s) and not self._may_hear_more(overdue_s):
-                return Outcome.TIMED_OUT, f"no end after {self._allowed_s(self.record.step):g} s"
-            time.sleep(pause_s)
+                lost = f"; the probe's store was lost before that ({self.link.broken})" if self.link.broken else ""
+                return Outcome.TIMED_OUT, f"no end after {self._allowed_s(self.record.step):g} s{lost}"
+            self.link.news.wait(pause_s)  # what the others have done may be what the child waits for
+            self.link.news.clear()
             pause_s = min(_LONGEST_PAUSE_S, pause_s * 1.3)
 
     def _take_in(self) -> bool:
@@ -183,7 +185,7 @@ class _Watch:
         step = self.record.step
         before = list(Step)[max(0, step.position - 1)]
         others_ready_s = self.link.all_done.get(before)
-        if others_ready_s is None and self.task.world_size > 1 and step not in _BEFORE_NCCL:
+        if others_ready_s is None and self.task.world_size > 1 and step not in _BEFORE_NCCL and not self.link.broken:
             return child.started_s + 2 * sum(self.task.deadline_s(s) for s in Step)
         return max(self.record.step_started_s, others_ready_s or 0.0) + self._allowed_s(step)
 

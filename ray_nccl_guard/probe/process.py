@@ -88,6 +88,10 @@ def start(task: RankTask, how: Start, fds: Iterable[int], env: dict[str, str]) -
 
 def _fork(task: RankTask, fds: tuple[int, int, int, int], env: dict[str, str]) -> int:
     parent = os.getpid()
+    from ray_nccl_guard.probe import child  # what both sides need is loaded once, before
+
+    if "torch.distributed" in sys.modules:
+        from ray_nccl_guard.probe import collectives  # noqa: F401
     pid = os.fork()
     if pid:
         return pid
@@ -96,8 +100,6 @@ def _fork(task: RankTask, fds: tuple[int, int, int, int], env: dict[str, str]) -
         gc.disable()  # a collection could run finalisers of objects whose threads did not come along
         detach(parent, keep=fds, output_fd=fds[2])
         _apply(env, task.unset_env)
-        from ray_nccl_guard.probe import child
-
         child.run(task, Start.FORK, Journal(fds[0]), fds[1])
     except BaseException as error:  # nothing may climb into the worker's stack; the journal carries it to the launcher
         Journal(fds[0]).write("import", "failed", f"{type(error).__name__}: {error}")

@@ -10,7 +10,9 @@ from typing import Any
 
 from ray_nccl_guard.probe.spec import RankTask, Step
 
-_ASK_S = 0.01  # how often a link asks in a small world; a probe of two healthy ranks takes 0.2 s in all
+# How often a link asks in a small world: at once after news, which come in bursts (a probe of two healthy ranks takes 0.2 s in
+# all), and soon no more often than costs its worker nothing.
+_SOONEST_S, _ASK_S = 0.002, 0.01
 _STORE_REQUESTS_PER_S = 10_000.0  # all links together stay below this, so that rank 0's worker is not kept busy by them
 
 # A store is up in 2 ms; a busy machine takes its time, but a name server that is waited for takes seconds.
@@ -57,15 +59,17 @@ class Link:
 
     def __init__(self, task: RankTask) -> None:
         self._task = task
-        self._interval_s = max(_ASK_S, task.world_size * 2 / _STORE_REQUESTS_PER_S)
+        self._least_s = task.world_size * 2 / _STORE_REQUESTS_PER_S
         self._outbox: list[str] = []
         self._lock = threading.Lock()
-        self._stop = threading.Event()
+        self._stop = False
+        self._to_tell = threading.Event()
         self._thread: threading.Thread | None = None
+        self.news = threading.Event()  # set with whatever changes below
         self.all_done: dict[Step, float] = {}
         self.failed_elsewhere_at_s: float | None = None
         self.still_going = False
-        self.broken = ""
+        self.broken = ""  # why the store is lost; nothing more is heard then
         self._i_failed = False
 
     def connect(self, deadline_s: float, room: str = "link") -> Any:
@@ -90,44 +94,54 @@ class Link:
 
     def done(self, step: Step) -> None:
         """Tell the others that this rank has finished `step`."""
-        with self._lock:
-            self._outbox.append(f"done/{step.value}")
+        self._tell(f"done/{step.value}")
 
     def failed(self) -> None:
         """Tell the others that this rank has failed: they get a short grace instead of their whole deadline."""
-        with self._lock:
-            self._i_failed = True
-            self._outbox.append("failed")
+        self._i_failed = True
+        self._tell("failed")
 
     def going(self) -> None:
         """Tell the others that this rank's communicator is overdue and still under way: who waits for it waits with it."""
+        self._tell("going")
+
+    def _tell(self, key: str) -> None:
         with self._lock:
-            self._outbox.append("going")
+            self._outbox.append(key)
+        self._to_tell.set()
 
     def close(self) -> None:
-        self._stop.set()
+        self._stop = True
+        self._to_tell.set()
         if self._thread is not None:
             self._thread.join(timeout=2.0)
 
     def _exchange(self) -> None:
+        pause_s = _SOONEST_S
         try:
             while True:
-                last = self._stop.is_set()
+                self._to_tell.clear()
+                last = self._stop
                 with self._lock:
                     outbox, self._outbox = self._outbox, []
                 for key in outbox:
                     self._store.add(key, 1)
                 if last:
                     return
-                self._look()
-                self._stop.wait(self._interval_s)
+                if self._look():
+                    self.news.set()
+                    pause_s = _SOONEST_S
+                self._to_tell.wait(max(pause_s, self._least_s))
+                pause_s = min(_ASK_S, pause_s * 1.3)
         except (
             RuntimeError
         ) as error:  # DistError: the store's host is gone or closed it; the launcher goes by its own deadlines
             self.broken = f"{type(error).__name__}: {error}"
 
-    def _look(self) -> None:
+    def _look(self) -> bool:
+        """Ask how far the others are; whether there is news."""
         now_s = time.monotonic()
+        known = (self.failed_elsewhere_at_s, self.still_going, len(self.all_done))
         if self.failed_elsewhere_at_s is None and not self._i_failed and self._store.add("failed", 0) > 0:
             self.failed_elsewhere_at_s = now_s
         if not self.still_going and Step.DEVICE in self.all_done:
@@ -136,6 +150,7 @@ class Link:
         while step is not None and self._store.add(f"done/{step.value}", 0) >= self._task.world_size:
             self.all_done[step] = now_s
             step = next((s for s in Step if s not in self.all_done), None)
+        return known != (self.failed_elsewhere_at_s, self.still_going, len(self.all_done))
 
 
 def arrive(store: Any, task: RankTask, deadline_s: float) -> list[int]:

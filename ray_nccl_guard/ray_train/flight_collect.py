@@ -19,7 +19,7 @@ from ray_nccl_guard.ray_train.recorder import Armed
 from ray_nccl_guard.ray_train.workers import Workers, is_v2
 from ray_nccl_guard.report import Report
 
-_ARM_S = 15.0  # some variables and a folder; a worker that needs longer is found by the training group
+_ROOM_S = 15.0  # a folder; a worker that needs longer goes without
 _REMOVE_S = 5.0
 _REMOVE_PATIENCE_S = 1.0  # an empty folder is gone at once; whoever needs longer hangs
 # Who presses Ctrl-C waits for this: long enough for ranks that train to make a call, short enough to be waited for.
@@ -43,21 +43,11 @@ class FlightWatch:
         self._told_of_ras = False
         self._over = False
 
-    def arm(self, *, change_settings: bool = True) -> None:
-        """Switch the recorder on in every worker. A worker that does not answer here goes without."""
-        name = self.name if change_settings else None
-        asked = [(fact.rank, fact.node, name) for fact in self.facts]
-        answers = self.workers.ask(recorder.arm, asked, deadline_s=_ARM_S)
-        self.armed = tuple(answer.value for answer in answers if answer.ok)
-        for answer in answers:
-            if answer.raised is not None:
-                publish.log.warning("nccl_guard: no flight recorder on rank %d: %r", answer.rank, answer.raised)
-
     def go_live(self) -> None:
         """The group stands: make its folders, and let `ray-nccl-guard flight --run` find the workers while they run."""
         able = [armed for armed in self.armed if armed.folder]
         answers = self.workers.ask(
-            recorder.make_room, [(armed,) for armed in able], deadline_s=_ARM_S, ranks=[armed.rank for armed in able]
+            recorder.make_room, [(armed,) for armed in able], deadline_s=_ROOM_S, ranks=[armed.rank for armed in able]
         )
         there = {answer.rank: answer.value for answer in answers if answer.ok}
         self.armed = tuple(there.get(armed.rank, armed) for armed in self.armed)

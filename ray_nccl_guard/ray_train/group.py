@@ -16,7 +16,6 @@ from ray_nccl_guard.ray_train import on_worker
 from ray_nccl_guard.ray_train.settings import GuardSettings
 from ray_nccl_guard.ray_train.workers import Answer, Workers, values
 
-_VARIABLES_S = 30.0
 _UNLINK_S = 5.0  # a look into /proc; what cannot answer by then hangs, and is killed
 
 
@@ -36,12 +35,17 @@ class TrainingGroup:
         self.workers, self.facts, self.config, self.settings, self.spec = workers, facts, config, settings, spec
         self.accept_s = accept_s
 
-    def join(self, backend: str, env: dict[str, str]) -> list[ProbeResult]:
-        """One result per rank; anything but OK on any of them means that these workers are spent."""
-        url = self._set_variables()
-        if url is None:
+    def join(self, backend: str, env: dict[str, str], first: Answer) -> list[ProbeResult]:
+        """One result per rank; anything but OK on any of them means that these workers are spent.
+
+        Args:
+            first: what rank 0 answered to `on_worker.get_ready`: it has a free port for the group's store.
+        """
+        values([first])
+        if not first.ok:
             return [ProbeResult(rank=0, outcome=Outcome.MISSING, error="rank 0's worker gave no answer")]
-        tasks = [self._task(fact, backend, env, url) for fact in self.facts]
+        port = first.value[1]
+        tasks = [self._task(fact, backend, env, port) for fact in self.facts]
         longest_s = tasks[0].init_deadline_s() + self.spec.collective_s + GRACE_S
         if not tasks[0].warm_up:
             longest_s = self.config.timeout_s + 90.0  # as plain TorchConfig: torch's own timeout bounds it
@@ -65,23 +69,14 @@ class TrainingGroup:
             patience_s=lambda answer: _UNLINK_S / 5,
         )
 
-    def _set_variables(self) -> str | None:
-        port = self.workers.ask_one(0, on_worker.free_port, deadline_s=_VARIABLES_S)
-        if not port.ok:
-            values([port])
-            return None
-        address = self.facts[0].address
+    def _url(self, port: int) -> str:
         if self.config.init_method not in ("env", "tcp"):
             raise ValueError(f"TorchConfig.init_method is 'env' or 'tcp', not {self.config.init_method!r}")
-        self.workers.ask(
-            on_worker.set_launch_variables,
-            [(self._variables(fact, address, port.value),) for fact in self.facts],
-            deadline_s=_VARIABLES_S,
-        )
+        address = self.facts[0].address
         host = f"[{address}]" if ":" in address else address
-        return "env://" if self.config.init_method == "env" else f"tcp://{host}:{port.value}"
+        return "env://" if self.config.init_method == "env" else f"tcp://{host}:{port}"
 
-    def _variables(self, fact: RankFacts, address: str, port: int) -> dict[str, str]:
+    def _variables(self, fact: RankFacts, port: int) -> dict[str, str]:
         per_node = Counter(f.node for f in self.facts)
         nodes = list(dict.fromkeys(f.node for f in self.facts))
         variables = {
@@ -93,10 +88,10 @@ class TrainingGroup:
             "ACCELERATE_TORCH_DEVICE": "cpu" if fact.device_index is None else f"cuda:{fact.device_index}",
         }
         if self.config.init_method == "env":
-            variables |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+            variables |= {"MASTER_ADDR": self.facts[0].address, "MASTER_PORT": str(port)}
         return variables
 
-    def _task(self, fact: RankFacts, backend: str, env: dict[str, str], url: str) -> eager.GroupTask:
+    def _task(self, fact: RankFacts, backend: str, env: dict[str, str], port: int) -> eager.GroupTask:
         on_gpu = "nccl" in backend and fact.device_index is not None
         # torch 2.15's nccl binds a device whether told or not, and guesses LOCAL_RANK: it is always told.
         bind = on_gpu and (self.settings.eager_init or has_legacy(fact.torch_version))
@@ -104,11 +99,12 @@ class TrainingGroup:
             backend=backend,
             rank=fact.rank,
             world_size=len(self.facts),
-            init_method=url,
+            init_method=self._url(port),
             timeout_s=float(self.config.timeout_s),
             device_index=fact.device_index if bind else None,
             warm_up_device=fact.device_index,
             warm_up=self.settings.eager_init,
+            variables=self._variables(fact, port),
             env=env,
             accept_s=self.accept_s,
             spec=self.spec,

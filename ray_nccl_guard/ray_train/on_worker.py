@@ -8,9 +8,11 @@ from typing import Any
 
 import ray
 
-from ray_nccl_guard import facts
+from ray_nccl_guard import current, facts
 from ray_nccl_guard.network import addresses
 from ray_nccl_guard.probe import process
+from ray_nccl_guard.ray_train import recorder
+from ray_nccl_guard.ray_train.recorder import Armed
 
 _NAME_S = 5.0  # glibc's wait for one name server (resolv.conf(5)); a slower answer counts as not known
 
@@ -49,23 +51,22 @@ def import_torch() -> None:
     import torch.distributed  # noqa: F401
 
 
-def free_port() -> int:
+def get_ready(report: dict[str, Any], rank: int, node: str, name: str | None) -> tuple[Armed, int]:
+    """All that a worker needs before its group is made, in one question: the report, the recorder, and on rank 0 a port.
+
+    Args:
+        report: for `ray_nccl_guard.current_report()` in this process.
+        name: of the recorder's run (`recorder.arm`).
+    """
+    current.set_current(report)
+    return recorder.arm(rank, node, name), _free_port() if rank == 0 else 0
+
+
+def _free_port() -> int:
     """A TCP port that was free a moment ago, for the training group's own store (Ray finds it in the same way)."""
     with socket.socket() as listener:
         listener.bind(("", 0))
         return int(listener.getsockname()[1])
-
-
-def set_launch_variables(variables: dict[str, str]) -> None:
-    """Set what launchers set (RANK, MASTER_ADDR, ...): libraries read them, torch's `env://` too."""
-    os.environ.update(variables)
-
-
-def set_report(report: dict[str, Any]) -> None:
-    """Keep the report in this process for `ray_nccl_guard.current_report()`."""
-    from ray_nccl_guard import current
-
-    current.set_current(report)
 
 
 def unlink_shared_memory(pids: tuple[int, ...]) -> None:

@@ -18,13 +18,15 @@ log = logging.getLogger("ray.train.nccl_guard")
 FOLDER = "nccl_guard"
 
 
+_put_off: list[storage.Writing] = []
 _under_way: list[storage.Writing] = []
 
 
 def write(report: Report, workers: Workers) -> Report:
     """Write the report under the run's storage; returns it with the run's name and its path (empty if not written).
 
-    A healthy start does not wait for it, since nobody has to read that report now: `settle` does when the group ends.
+    A healthy start does not wait for it, since nobody has to read that report now: `begin` has it written once the workers
+    train, so that making its page (50 ms and more of imports) slows no start, and `settle` waits for it when the group ends.
     """
     place = run_folder(workers.group)
     if place is None:
@@ -34,14 +36,23 @@ def write(report: Report, workers: Workers) -> Report:
     writing = storage.Writing(place[0], folder, lambda: _files(report))
     path = f"{folder}/report.json"
     if _well(report) and report.flight is None:
-        _under_way.append(writing)
-    elif not _arrived(writing):
-        path = ""
+        _put_off.append(writing)
+    else:
+        writing.begin()
+        path = path if _arrived(writing) else ""
     return report.with_changes(path=path)
+
+
+def begin() -> None:
+    """Begin to write the reports that a healthy start has put off."""
+    while _put_off:
+        _put_off[0].begin()
+        _under_way.append(_put_off.pop(0))
 
 
 def settle() -> None:
     """Wait for the reports that a healthy start has left under way, each within its deadline."""
+    begin()
     while _under_way:
         _arrived(_under_way.pop())
 

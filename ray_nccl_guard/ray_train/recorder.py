@@ -77,7 +77,7 @@ def arm(rank: int, node: str, name: str | None) -> Armed:
     """Runs in the worker, before any process group. `name` is unique to the worker group; None changes nothing here."""
     import torch
 
-    folder = "" if name is None else os.path.join(tempfile.gettempdir(), f"nccl_guard-{name}")
+    folder = _folder(name) if name is not None else ""
     if name is not None:
         os.environ.update(settings_for(torch.__version__, folder, os.environ))
     return Armed(
@@ -89,6 +89,13 @@ def arm(rank: int, node: str, name: str | None) -> Armed:
         prefix=_prefix(),
         since=time.time(),
     )
+
+
+def _folder(name: str) -> str:
+    try:
+        return os.path.join(tempfile.gettempdir(), f"nccl_guard-{name}")
+    except FileNotFoundError:  # it tries each place by writing to it, and a full disk takes nothing
+        return ""
 
 
 def make_room(armed: Armed) -> Armed:

@@ -26,7 +26,7 @@ from ray_nccl_guard.ray_train.group import TrainingGroup
 from ray_nccl_guard.ray_train.placement import Placement
 from ray_nccl_guard.ray_train.run_state import RunState
 from ray_nccl_guard.ray_train.settings import Mode
-from ray_nccl_guard.ray_train.workers import Workers, values
+from ray_nccl_guard.ray_train.workers import Answer, Workers, values
 from ray_nccl_guard.report import Report, ranks_text
 from ray_nccl_guard.verdict import Verdict
 
@@ -34,7 +34,7 @@ from ray_nccl_guard.verdict import Verdict
 _FACTS_S = 150.0
 # V1 workers import torch here for the first time: 7 to 50 s were measured with several at once on two busy cores.
 _IMPORT_S = 300.0
-_REPORT_S = 10.0  # a few kB to each worker; one that does not answer is found by the training group
+_READY_S = 15.0  # some variables, and a few kB to each worker; one that does not answer is found by the training group
 
 
 class GuardedStart:
@@ -68,17 +68,27 @@ class GuardedStart:
         if report.decision.action is Action.REFUSE:
             self._refuse(report)
         publish.announce(report)
-        # Once into the object store, not once for each worker: at 4,096 ranks it is 8 MB (benchmarks/publish.py).
-        shared = ray.put(report.to_json())
-        self.workers.ask(on_worker.set_report, [(shared,)] * self.world_size, deadline_s=_REPORT_S)
         watch = FlightWatch(self.workers, self.facts, report, self.run_state.starts)
-        watch.arm(change_settings=not self.policy.report_only)
+        ready = self._get_ready(report, None if self.policy.report_only else watch.name)
+        watch.armed = tuple(answer.value[0] for answer in ready if answer.ok)
         if self.policy.report_only:
             self.run_state.flight = watch
             watch.attend()
-            return False
-        self._train_on(report, preflight, watch)
-        return True
+        else:
+            self._train_on(report, preflight, watch, ready[0])
+        publish.begin()
+        return not self.policy.report_only
+
+    def _get_ready(self, report: Report, recorder_name: str | None) -> list[Answer]:
+        """Report and flight recorder in every worker. One that does not answer here goes without."""
+        # Once into the object store, not once for each worker: at 4,096 ranks it is 8 MB (benchmarks/publish.py).
+        shared = ray.put(report.to_json())
+        asked = [(shared, fact.rank, fact.node, recorder_name) for fact in self.facts]
+        answers = self.workers.ask(on_worker.get_ready, asked, deadline_s=_READY_S)
+        for answer in answers:
+            if answer.raised is not None:
+                publish.log.warning("nccl_guard: no flight recorder on rank %d: %r", answer.rank, answer.raised)
+        return answers
 
     def _facts(self) -> tuple[facts.RankFacts, ...]:
         if not self.placement.can_restart:
@@ -169,7 +179,8 @@ class GuardedStart:
             report = report.with_changes(notes=(*report.notes, *earlier.since_last_good(report, self.workers)))
         return publish.write(report, self.workers)
 
-    def _train_on(self, report: Report, preflight: Preflight, watch: FlightWatch) -> None:
+    def _train_on(self, report: Report, preflight: Preflight, watch: FlightWatch, first: Answer) -> None:
+        """Form the training group. `first` is rank 0's answer when it got ready."""
         decision = report.decision
         assert decision.backend is not None
         spec = self.settings.probe or ProbeSpec()
@@ -177,7 +188,7 @@ class GuardedStart:
             self.workers, self.facts, self.config, self.settings, spec, accept_s=self.run_state.accept_s
         )
         started_s = time.monotonic()
-        results = self.group.join(decision.backend, dict(decision.relief))
+        results = self.group.join(decision.backend, dict(decision.relief), first)
         if all(r.outcome is Outcome.OK for r in results):
             self.run_state.failures = 0
             self.run_state.ended_well = False

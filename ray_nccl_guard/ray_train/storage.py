@@ -21,14 +21,17 @@ _placing = threading.Lock()
 
 
 class Writing:
-    """Files on their way into a folder, in a thread that nobody waits for beyond a deadline."""
+    """Files on their way into a folder, in a thread that nobody waits for beyond a deadline. The later made one is the newer."""
 
     def __init__(self, filesystem: Any, folder: str, make: Callable[[], Mapping[str, bytes]]) -> None:
         self.filesystem, self.folder, self.make = filesystem, folder, make
         self.serial = _newest[folder] = next(_serial)
-        self.began_s = time.monotonic()
+        self.began_s = 0.0
         self.problem = ""
         self.thread = threading.Thread(target=self._work, daemon=True, name="nccl-guard-report")
+
+    def begin(self) -> None:
+        self.began_s = time.monotonic()
         self.thread.start()
 
     def _work(self) -> None:
@@ -59,7 +62,9 @@ def write(filesystem: Any, folder: str, make: Callable[[], Mapping[str, bytes]],
         filesystem: a `pyarrow.fs.FileSystem`.
         make: called in the thread, since making the files takes time as well.
     """
-    return Writing(filesystem, folder, make).wait(within_s)
+    writing = Writing(filesystem, folder, make)
+    writing.begin()
+    return writing.wait(within_s)
 
 
 def _put(filesystem: Any, path: str, content: bytes, is_newest: Callable[[], bool]) -> None:

@@ -199,3 +199,11 @@ def test_two_runs_with_one_name_never_leave_half_a_report(tmp_path):
     assert [writer.exitcode for writer in writers] == [0, 0]
     assert all(len(set(report)) == 1 and len(report) == 20_000 for report in seen), "one writer's, whole"
     assert os.listdir(folder) == ["report.json"]
+
+
+def test_a_report_that_was_put_off_does_not_replace_what_was_written_after_it(tmp_path):
+    folder = str(tmp_path / "nccl_guard")
+    put_off = storage.Writing(LOCAL, folder, lambda: {"report.json": b"old"})
+    assert storage.write(LOCAL, folder, lambda: {"report.json": b"new"}) == ""
+    put_off.begin()
+    assert put_off.wait(10.0) == "" and Path(folder, "report.json").read_bytes() == b"new"

@@ -189,6 +189,19 @@ def test_resolving_has_a_reason_when_it_fails():
     assert resolve("no-such-host.invalid", 0.0)[0] == ()
 
 
+@pytest.mark.parametrize(
+    "getent",
+    [None, "exit 2", "echo 'fe80::5054:ff:fe12:3456 STREAM localhost'"],
+    ids=["none", "it knows no such database", "it leaves out the scope"],
+)
+def test_a_name_resolves_where_getent_is_of_no_use(getent, tmp_path, monkeypatch):
+    if getent is not None:
+        (tmp_path / "getent").write_text(f"#!/bin/sh\n{getent}\n")
+        (tmp_path / "getent").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "127.0.0.1" in resolve("localhost", 20.0)[0]
+
+
 def test_gathering_on_this_host_gives_an_address_that_can_be_bound():
     choice = gather({}, node_ip="127.0.0.1")
     assert choice.nccl.address and choice.node_interface == "lo"
