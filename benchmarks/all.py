@@ -48,7 +48,7 @@ BENCHMARKS = (
     Benchmark("locate_sim", "rounds and worlds of locating, beside DLRover's and all pairs", "locate_sim.py", 60),
     Benchmark("price", "how close `estimate_step_cost` comes to real steps on gloo", "price.py", 240),
     Benchmark("publish", "what publishing a report costs", "publish.py", 60),
-    Benchmark("start_cost", "what the guard adds to a healthy start; fresh workers", "start_cost.py --rounds 7 --faults", 900),
+    Benchmark("start_cost", "what the guard adds to a healthy start; fresh workers", "start_cost.py --rounds 7 --faults", 1500),
     Benchmark("time_to_verdict", "seconds from a fault to its sentence, and without the guard", "time_to_verdict.py --timeouts 10", 600),
     Benchmark("syncbn_cpu", "what SyncBatchNorm on gloo costs a step (CPU)", "syncbn.py --device cpu --largest 16M --minutes 2", 360),
 )  # fmt: skip
