@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ray_nccl_guard.evidence import Evidence
-from ray_nccl_guard.ladder import Rung
 from ray_nccl_guard.locate.result import Located
 from ray_nccl_guard.network.grid import Matrix
 from ray_nccl_guard.probe.spec import ProbeResult
+from ray_nccl_guard.rung import Rung
 from ray_nccl_guard.verdict import Verdict
 
 # What an exception says stands in its first lines; 4,096 ranks' tracebacks would make a report of 30 MB.

@@ -10,7 +10,7 @@ from typing import Any
 from ray_nccl_guard.classes import FailureClass
 from ray_nccl_guard.evidence import Origin, align
 from ray_nccl_guard.facts import Finding, RankFacts
-from ray_nccl_guard.ladder import Decision, Ladder, Rung
+from ray_nccl_guard.ladder import Ladder
 from ray_nccl_guard.locate import meaning
 from ray_nccl_guard.locate.locate import locate
 from ray_nccl_guard.locate.result import RunRound
@@ -20,6 +20,7 @@ from ray_nccl_guard.network.slow_start import slow_start
 from ray_nccl_guard.network.steadiness import slow_ranks
 from ray_nccl_guard.probe.spec import Outcome, ProbeResult, Step
 from ray_nccl_guard.report import Attempt, Report
+from ray_nccl_guard.rung import Decision, Rung
 from ray_nccl_guard.verdict import Certainty, Verdict, classify
 
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from ray_nccl_guard.classes import CLASSES, FailureClass
 from ray_nccl_guard.evidence import Origin
-from ray_nccl_guard.ladder import GLOO
 from ray_nccl_guard.policy import Action
 from ray_nccl_guard.report import Report, ranks_text
+from ray_nccl_guard.rung import GLOO
 
 
 def headline(report: Report) -> str:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
-
 from ray_nccl_guard.classes import CLASSES, FailureClass
 from ray_nccl_guard.policy import Action, Policy
 from ray_nccl_guard.probe.operations import GLOO_LACKS_ON_CUDA
 from ray_nccl_guard.probe.spec import Step
+from ray_nccl_guard.rung import GLOO, Decision, Rung, Wanted
 from ray_nccl_guard.verdict import Verdict
 
-GLOO = "gloo"
 # The classes that torch 2.15's new `nccl` backend may cause by itself: the old one is worth a try. The others name something
 # that both meet.
 _MAY_BE_BACKEND = frozenset(
@@ -28,64 +24,6 @@ _MAY_BE_BACKEND = frozenset(
 )
 _BEFORE_NCCL = (Step.STORE, Step.PEERS, Step.IMPORT, Step.DEVICE)
 _RELIEF_TRIES = 2  # DESIGN D6: at most two, then the next rung
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rung:
-    """One way to train: a backend, and the settings it needs on every rank.
-
-    Attributes:
-        why: why this rung is tried, half a sentence.
-        retry: the same rung again, in a new probe.
-        trial: it only asks whether a setting of a rung that passed is needed.
-        price: it is not what the job asked for, so what it costs is measured.
-    """
-
-    backend: str
-    env: Mapping[str, str] = field(default_factory=dict)
-    why: str = ""
-    retry: bool = False
-    trial: bool = False
-    price: bool = False
-
-    @property
-    def name(self) -> str:
-        return " ".join([self.backend, *(f"{k}={v}" for k, v in self.env.items())])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
-    """What happens now. `backend` is None if nothing may train; `because` is the reason, for the message."""
-
-    action: Action
-    backend: str | None
-    relief: Mapping[str, str] = field(default_factory=dict)
-    because: str = ""
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What the job asked for, as far as the ladder needs it.
-
-    Attributes:
-        backend: the backend that the user named, or Ray's default.
-        asked_gpus: GPUs a worker asked for; below 1 sharing a GPU was intended.
-        user_settings: variables that the user has set on any rank: never overridden silently.
-        settings_from: the file of each that is from one of NCCL's configuration files.
-        collectives: the operations that the job declares.
-        on_gpu: it trains on GPUs: some operations gloo has for CPU tensors only.
-        has_legacy: this torch offers `nccl-legacy` beside a new `nccl` (2.15 and later).
-    """
-
-    backend: str
-    world_size: int
-    asked_gpus: float = 0.0
-    user_settings: Mapping[str, str] = field(default_factory=dict)
-    settings_from: Mapping[str, str] = field(default_factory=dict)
-    collectives: tuple[str, ...] = ()
-    on_gpu: bool = False
-    has_legacy: bool = False
 
 
 class Ladder:
@@ -198,9 +136,18 @@ class Ladder:
             and not self.policy.whatever_class
         ):
             return self.refuse("two ranks share a GPU although whole GPUs were asked for; gloo would hide that")
+        if self._device_hangs(verdict) and not self.policy.whatever_class:
+            return self.refuse(
+                "CUDA itself hangs there before NCCL has any part in it, and gloo moves a GPU's tensors by CUDA too"
+            )
         if verdict.step in _BEFORE_NCCL:
             return self._gloo(primary)  # no setting of NCCL and no other backend of it changes what failed without NCCL
         return self._relief(verdict) or self._legacy(primary) or self._gloo(primary)
+
+    def _device_hangs(self, verdict: Verdict) -> bool:
+        """Whether a GPU did not answer its first work: the same work comes before gloo's turn, and takes its deadlines again."""
+        hung = verdict.failure is FailureClass.INIT_TIMEOUT_HANG and verdict.step is Step.DEVICE
+        return hung and self.wanted.on_gpu
 
     def _relief(self, verdict: Verdict) -> Rung | None:
         if not self.policy.relief or not verdict.relief:
@@ -262,9 +209,3 @@ class Ladder:
             return self.refuse(f"the job asked for gloo, and {CLASSES[verdict.failure].summary}")
         where = f" in {during}" if during else ""
         return self.refuse(f"gloo failed its own probe{where}: {verdict.summary or CLASSES[verdict.failure].summary}")
-
-
-def has_legacy(torch_version: str) -> bool:
-    """Whether this torch has `nccl-legacy` beside a new `nccl`: from 2.15 on (facts: torch release notes, 2.14 opt-in)."""
-    parts: list[Any] = torch_version.split("+")[0].split(".")[:2]
-    return [int(p) for p in parts if p.isdigit()] >= [2, 15]

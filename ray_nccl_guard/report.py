@@ -12,10 +12,10 @@ from ray_nccl_guard.classes import FailureClass
 from ray_nccl_guard.compat.skew import Difference
 from ray_nccl_guard.excerpts import Excerpt
 from ray_nccl_guard.facts import RankFacts
-from ray_nccl_guard.ladder import Decision
 from ray_nccl_guard.locate.result import Located
 from ray_nccl_guard.policy import Policy
 from ray_nccl_guard.probe.spec import Outcome, ProbeResult, Step
+from ray_nccl_guard.rung import Decision
 from ray_nccl_guard.verdict import Certainty, Verdict
 
 # Raised when a key is added; keys are never renamed or taken away.

@@ -11,13 +11,13 @@ from ray_nccl_guard.classes import FailureClass
 from ray_nccl_guard.errors import UsageError
 from ray_nccl_guard.evidence import Evidence, Origin, RankEvidence
 from ray_nccl_guard.facts import Gpu, RankFacts
-from ray_nccl_guard.ladder import Decision, Rung
 from ray_nccl_guard.locate.result import Located
 from ray_nccl_guard.network.addresses import AddressChoice, Chosen
 from ray_nccl_guard.network.grid import Matrix
 from ray_nccl_guard.policy import Action, Policy
 from ray_nccl_guard.probe.spec import LogLine, Outcome, ProbeResult, Start, Step, StepRecord
 from ray_nccl_guard.report import Attempt, Report
+from ray_nccl_guard.rung import Decision, Rung
 from ray_nccl_guard.verdict import Candidate, Certainty, Quote, Role, Verdict
 
 _MOST_BYTES = 256 << 20  # 4,096 ranks with three attempts are 10 MB; what is far larger is something else

@@ -20,10 +20,11 @@ from ray_nccl_guard.classes import FailureClass
 from ray_nccl_guard.cli.probe_arguments import WAIT_S, Asked, add_arguments, resolve
 from ray_nccl_guard.errors import GuardError, UsageError
 from ray_nccl_guard.guard import GroupLost, Preflight
-from ray_nccl_guard.ladder import Decision, Ladder, Wanted, has_legacy
+from ray_nccl_guard.ladder import Ladder
 from ray_nccl_guard.policy import Action
 from ray_nccl_guard.probe.drill import Fault, text_of
 from ray_nccl_guard.report import Report
+from ray_nccl_guard.rung import Decision, Wanted, has_legacy
 from ray_nccl_guard.verdict import Certainty, Verdict
 
 if TYPE_CHECKING:

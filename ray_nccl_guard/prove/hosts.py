@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ray_nccl_guard.facts import Finding, RankFacts
-from ray_nccl_guard.ladder import GLOO, Rung
 from ray_nccl_guard.network import grid
 from ray_nccl_guard.network.across import together
 from ray_nccl_guard.network.addresses import AddressChoice, Library, choose
@@ -16,6 +15,7 @@ from ray_nccl_guard.network.stage import diagnose_rows
 from ray_nccl_guard.network.store import store_findings
 from ray_nccl_guard.probe.meet import Meeting
 from ray_nccl_guard.probe.spec import Outcome, ProbeResult, RankTask, Step, StepRecord
+from ray_nccl_guard.rung import GLOO, Rung
 
 
 def of(facts: Sequence[RankFacts]) -> tuple[Host, ...]:

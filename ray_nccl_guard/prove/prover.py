@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from ray_nccl_guard.facts import Finding, RankFacts
 from ray_nccl_guard.guard import GroupLost, Proof
-from ray_nccl_guard.ladder import Rung
 from ray_nccl_guard.network.grid import Matrix
 from ray_nccl_guard.network.plan import first_round, row
 from ray_nccl_guard.network.stage import MARGIN_S, longest_s
@@ -22,6 +21,7 @@ from ray_nccl_guard.probe.spec import Outcome, ProbeResult, ProbeSpec, RankTask,
 from ray_nccl_guard.probe.workers import Answer, WorkerGroup, values
 from ray_nccl_guard.prove import hosts
 from ray_nccl_guard.prove.lost import lost_result, without_answer
+from ray_nccl_guard.rung import Rung
 
 # After one rank has failed, every launcher ends its own child within the grace and answers; what is still missing then is
 # a worker that died, is stopped or hangs itself.

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ray_nccl_guard.guard import GroupLost
-from ray_nccl_guard.ladder import Rung
 from ray_nccl_guard.locate.result import Group, Trial
 from ray_nccl_guard.probe import launch
 from ray_nccl_guard.probe.spec import MIB, Outcome, ProbeResult, ProbeSpec, RankTask, Step
 from ray_nccl_guard.prove.lost import lost_result
 from ray_nccl_guard.prove.prover import Prover
+from ray_nccl_guard.rung import Rung
 
 # A communicator of a small world forms in a second or two; the first round, which has nothing to go by, waits this long.
 _FIRST_INIT_S = 15.0

@@ -10,7 +10,6 @@ from typing import Any
 from ray.exceptions import RayActorError
 from ray.train.torch.config import _TorchBackend
 
-from ray_nccl_guard.ladder import Decision
 from ray_nccl_guard.policy import Action
 from ray_nccl_guard.probe.drill import text_of
 from ray_nccl_guard.ray_train import publish
@@ -20,6 +19,7 @@ from ray_nccl_guard.ray_train.run_state import RunState
 from ray_nccl_guard.ray_train.settings import GUARDED, Mode, mode_from, stricter
 from ray_nccl_guard.ray_train.workers import is_v2
 from ray_nccl_guard.report import Report
+from ray_nccl_guard.rung import Decision
 
 log = logging.getLogger("ray.train.nccl_guard")
 

@@ -8,13 +8,13 @@ from typing import Any
 
 from ray_nccl_guard import eager
 from ray_nccl_guard.facts import RankFacts
-from ray_nccl_guard.ladder import has_legacy
 from ray_nccl_guard.probe.launch import GRACE_S
 from ray_nccl_guard.probe.spec import Outcome, ProbeResult, ProbeSpec
 from ray_nccl_guard.prove.lost import without_answer
 from ray_nccl_guard.ray_train import on_worker
 from ray_nccl_guard.ray_train.settings import GuardSettings
 from ray_nccl_guard.ray_train.workers import Answer, Workers, values
+from ray_nccl_guard.rung import has_legacy
 
 _UNLINK_S = 5.0  # a look into /proc; what cannot answer by then hangs, and is killed
 

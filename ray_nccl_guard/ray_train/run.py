@@ -13,7 +13,7 @@ from ray_nccl_guard import differences, eager, facts, headline
 from ray_nccl_guard.classes import FailureClass
 from ray_nccl_guard.evidence import Origin
 from ray_nccl_guard.guard import GroupLost, Preflight
-from ray_nccl_guard.ladder import Decision, Ladder, Rung, Wanted, has_legacy
+from ray_nccl_guard.ladder import Ladder
 from ray_nccl_guard.policy import Action, Policy
 from ray_nccl_guard.probe.drill import text_of
 from ray_nccl_guard.probe.spec import Outcome, ProbeSpec
@@ -28,6 +28,7 @@ from ray_nccl_guard.ray_train.run_state import RunState
 from ray_nccl_guard.ray_train.settings import Mode
 from ray_nccl_guard.ray_train.workers import Answer, Workers, values
 from ray_nccl_guard.report import Report, ranks_text
+from ray_nccl_guard.rung import Decision, Rung, Wanted, has_legacy
 from ray_nccl_guard.verdict import Verdict
 
 # Facts come from /proc, NVML and the files of the GPU libraries, which are read through once for what they are built for.

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ray_nccl_guard.ladder import Decision, Ladder
+from ray_nccl_guard.ladder import Ladder
 from ray_nccl_guard.ray_train import flight_v1
 from ray_nccl_guard.ray_train.flight_collect import FlightWatch
 from ray_nccl_guard.ray_train.settings import GuardSettings, Mode
 from ray_nccl_guard.report import Attempt
+from ray_nccl_guard.rung import Decision
 
 
 @dataclass(slots=True)

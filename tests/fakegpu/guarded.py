@@ -10,7 +10,7 @@ from typing import Any
 
 from ray_nccl_guard import facts
 from ray_nccl_guard.guard import Preflight
-from ray_nccl_guard.ladder import Ladder, Wanted, has_legacy
+from ray_nccl_guard.ladder import Ladder
 from ray_nccl_guard.policy import Policy
 from ray_nccl_guard.probe import serve
 from ray_nccl_guard.probe.leader import Leader
@@ -22,6 +22,7 @@ from ray_nccl_guard.probe.workers import values
 from ray_nccl_guard.prove.prover import Prover
 from ray_nccl_guard.prove.worlds import Worlds
 from ray_nccl_guard.report import Report
+from ray_nccl_guard.rung import Wanted, has_legacy
 from tests.process.ranks import children_of
 
 _JOIN_S = 60.0

@@ -26,9 +26,6 @@ PATIENT: dict[str, Any] = {
 SHORT = {"device_s": 8, "comm_init_s": 5, "collective_s": 6, "teardown_s": 3}
 # torch's older backend needs 4 s, and more on a busy machine, from an error on the stream to the end of the process.
 WATCHED = {**SHORT, "collective_s": 15}
-# What a fork meets before NCCL is asked of a fresh process too. Their imports of torch may end further apart than the grace that a
-# failure leaves to the others; a rank that is cut off so has only waited, and is not counted among those that failed.
-FORKED = {"start": "fork"}
 GLOO = ("fall_back", "gloo")
 PROCEED = ("proceed", "")
 REFUSE = ("refuse", None)
@@ -185,8 +182,8 @@ ERRORS = (
     Case(name="too-many-files", fault="init:preset=files@rank0", failure="unsupported_op_or_config", culprits=(0,), step="comm_init"),
 )  # fmt: skip
 DEVICES = (
-    Case(spec=FORKED, name="driver-too-old", options={"driver": 12040}, failure="driver_too_old", step="device", ends=REFUSE),
-    Case(spec=FORKED, name="fabric-not-ready", fault="getdevicecount:error=802", failure="nvlink_fabric_error", step="device", within_s=60, ends=REFUSE),
+    Case(name="driver-too-old", options={"driver": 12040}, failure="driver_too_old", step="device", ends=REFUSE),
+    Case(name="fabric-not-ready", fault="getdevicecount:error=802", failure="nvlink_fabric_error", step="device", within_s=60, ends=REFUSE),
     Case(name="fabric-not-ready-in-nccl", fault="init:preset=fabric", failure="nvlink_fabric_error", culprits=(0, 1), step="comm_init"),
     Case(name="busy-in-nccl", fault="init:preset=busy@rank1", failure="device_busy_or_exclusive", culprits=(1,), step="comm_init", ends=REFUSE),
     Case(name="no-device", devices=(None, None), env={"CUDA_VISIBLE_DEVICES": ""}, failure="no_gpu_visible", culprits=(0, 1), step="device", ends=REFUSE),

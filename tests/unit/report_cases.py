@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from ray_nccl_guard.facts import Finding, Gpu, RankFacts, findings
 from ray_nccl_guard.guard import GroupLost, Preflight, Proof
-from ray_nccl_guard.ladder import Decision, Ladder, Rung, Wanted
+from ray_nccl_guard.ladder import Ladder
 from ray_nccl_guard.network.grid import Matrix
 from ray_nccl_guard.policy import Action, Policy
 from ray_nccl_guard.probe.spec import MIB, Outcome, ProbeResult, Step, StepRecord
 from ray_nccl_guard.report import Report
+from ray_nccl_guard.rung import Decision, Rung, Wanted
 from tests.unit.builders import gpu_rank, lines
 
 ILLEGAL = "gpu-02:41873:41990 [3] enqueue.cc:1556 NCCL WARN Cuda failure 700 'an illegal memory access was encountered'"

@@ -9,7 +9,6 @@ import pytest
 
 from ray_nccl_guard.facts import Gpu, RankFacts
 from ray_nccl_guard.flight.dump import Frame
-from ray_nccl_guard.ladder import Decision
 from ray_nccl_guard.policy import Action
 from ray_nccl_guard.ray_train import flight_pull, flight_v1
 from ray_nccl_guard.ray_train.flight_about import about
@@ -18,6 +17,7 @@ from ray_nccl_guard.ray_train.flight_judge import judge, moved
 from ray_nccl_guard.ray_train.flight_publish import brief
 from ray_nccl_guard.ray_train.flight_pull import Gathered, Pulled
 from ray_nccl_guard.report import Report
+from ray_nccl_guard.rung import Decision
 from tests.unit.flight_builders import dump, record
 
 TIMED_OUT = RuntimeError("[unbound_buffer.cc:78] Timed out waiting 10000ms for recv operation to complete")

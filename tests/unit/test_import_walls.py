@@ -35,7 +35,7 @@ FLOW = [
     {"probe"},
     {"evidence"},
     {"rulebook", "carried_rules", "diagnosis", "logs", "verdict", "locate"},
-    {"policy", "policy_file", "ladder"},
+    {"policy", "policy_file", "rung", "ladder"},
     {"flight"},
     {"report", "guard", "eager", "headline", "render", "saved", "last_good", "html", "price", "excerpts", "attempt"},
     {"prove"},

@@ -9,10 +9,10 @@ import pytest
 
 from ray_nccl_guard.errors import UsageError
 from ray_nccl_guard.guard import Proof
-from ray_nccl_guard.ladder import Rung
 from ray_nccl_guard.last_good import Comparison, compare, compare_json, passed
 from ray_nccl_guard.probe.spec import Outcome, Step
 from ray_nccl_guard.report import Report
+from ray_nccl_guard.rung import Rung
 from tests.unit import report_cases
 from tests.unit.report_cases import ILLEGAL, facts, preflight
 

@@ -11,11 +11,12 @@ from ray_nccl_guard import render, saved
 from ray_nccl_guard.classes import FailureClass
 from ray_nccl_guard.facts import Finding, RankFacts
 from ray_nccl_guard.guard import Preflight, Proof
-from ray_nccl_guard.ladder import Ladder, Rung, Wanted
+from ray_nccl_guard.ladder import Ladder
 from ray_nccl_guard.locate.result import Group, Trial
 from ray_nccl_guard.policy import Policy
 from ray_nccl_guard.probe.spec import Outcome, ProbeResult, Step, StepRecord
 from ray_nccl_guard.report import Report
+from ray_nccl_guard.rung import Rung, Wanted
 from tests.unit.locate_oracle import Fault, bad_link, bad_rank, threshold
 
 WORLD = 8

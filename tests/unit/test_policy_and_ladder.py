@@ -8,9 +8,10 @@ import pytest
 
 from ray_nccl_guard.classes import CLASSES, FailureClass
 from ray_nccl_guard.guard import GroupLost, Preflight, Proof
-from ray_nccl_guard.ladder import Decision, Ladder, Rung, Wanted, has_legacy
+from ray_nccl_guard.ladder import Ladder
 from ray_nccl_guard.policy import Action, Policy
 from ray_nccl_guard.probe.spec import Step
+from ray_nccl_guard.rung import Decision, Rung, Wanted, has_legacy
 from ray_nccl_guard.verdict import Verdict
 from tests.unit.builders import failed, gpu_rank, ok
 
@@ -101,6 +102,14 @@ def test_relief_is_tried_at_most_twice():
 def test_a_class_that_gloo_shares_is_refused_without_trying_it():
     for failure in (F.STORE_UNREACHABLE, F.HARDWARE_XID_ECC, F.NO_GPU_VISIBLE, F.DRIVER_TOO_OLD):
         assert refused(ladder().after_failure(verdict(failure)))
+
+
+def test_a_gpu_that_hangs_on_its_own_is_refused_since_gloo_would_hang_on_it_too():
+    hung = Verdict(failure=F.INIT_TIMEOUT_HANG, step=Step.DEVICE)
+    decided = ladder(on_gpu=True).after_failure(hung)
+    assert refused(decided) and "gloo moves a GPU's tensors by CUDA too" in decided.because
+    assert ladder(Policy.fallback(), on_gpu=True).after_failure(hung).backend == "gloo", "who wants it tried has it tried"
+    assert ladder(on_gpu=True).after_failure(Verdict(failure=F.INIT_TIMEOUT_HANG, step=Step.COMM_INIT)).backend == "gloo"
 
 
 def test_the_fallback_preset_tries_gloo_whatever_the_class():

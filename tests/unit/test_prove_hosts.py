@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ray_nccl_guard.facts import RankFacts
-from ray_nccl_guard.ladder import Rung
 from ray_nccl_guard.network.addresses import AddressChoice, choose
 from ray_nccl_guard.network.cells import Cell, Code
 from ray_nccl_guard.network.interfaces import Interface
@@ -12,6 +11,7 @@ from ray_nccl_guard.network.stage import PeersRow
 from ray_nccl_guard.probe.meet import Meeting
 from ray_nccl_guard.probe.spec import Outcome, ProbeResult, RankTask, Step, StepRecord
 from ray_nccl_guard.prove import hosts
+from ray_nccl_guard.rung import Rung
 
 HOSTS = 4
 TASK = RankTask(run_id="r", backend="gloo", rank=0, world_size=HOSTS, store_host="10.0.0.3", store_port=1)

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from ray_nccl_guard.facts import RankFacts
-from ray_nccl_guard.ladder import Rung
 from ray_nccl_guard.locate.result import Trial
 from ray_nccl_guard.probe import launch
 from ray_nccl_guard.probe.spec import Outcome, ProbeResult, ProbeSpec, RankTask, Start, Step, StepRecord
 from ray_nccl_guard.probe.workers import Answer
 from ray_nccl_guard.prove.prover import Prover
 from ray_nccl_guard.prove.worlds import Worlds
+from ray_nccl_guard.rung import Rung
 
 RANKS = 4
 SPEC = ProbeSpec(comm_init_s=5, comm_init_per_rank_s=0, collective_s=6)

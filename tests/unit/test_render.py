@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from ray_nccl_guard.headline import headline, short
-from ray_nccl_guard.ladder import Decision
 from ray_nccl_guard.policy import Action
 from ray_nccl_guard.render import render
+from ray_nccl_guard.rung import Decision
 from tests.unit.report_cases import CASES, cured, fell_back, settled
 
 GOLDEN = Path(__file__).parent / "golden"
