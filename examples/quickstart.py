@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--storage", default=None, help="where the run is kept (default: a new temporary folder)")
     args = parser.parse_args()
 
-    ray.init(include_dashboard=False, **({} if _cluster() else {"num_cpus": max(4, args.workers)}))
+    ray.init(**({} if _cluster() else {"num_cpus": max(4, args.workers)}))
     # A placement that can never happen is outside what the guard sees: Ray warns "worker group startup timed out ...
     # waiting for N workers" every minute and retries for ever. So GPUs are asked for only if the cluster has them.
     use_gpu = ray.cluster_resources().get("GPU", 0) >= args.workers
