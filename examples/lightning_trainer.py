@@ -73,7 +73,7 @@ def main() -> None:
 
     # A running cluster has its own size; one made here gets room for the workers whatever this machine has.
     room = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": max(4, args.workers)}
-    ray.init(include_dashboard=False, **room)
+    ray.init(**room)
     use_gpu = ray.cluster_resources().get("GPU", 0) >= args.workers
     trainer = TorchTrainer(
         train_func,

@@ -63,7 +63,7 @@ def main() -> None:
 
     # A running cluster has its own size; one made here gets room for the workers whatever this machine has.
     room = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": args.workers + 2}  # a trial takes one itself
-    ray.init(include_dashboard=False, **room)
+    ray.init(**room)
     storage = args.storage or tempfile.mkdtemp(prefix="nccl-guard-tune-")
     use_gpu = ray.cluster_resources().get("GPU", 0) >= args.workers
     tuner = tune.Tuner(
