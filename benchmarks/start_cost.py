@@ -271,8 +271,7 @@ def main() -> None:
     top = harness.head(f"What the guard adds to a healthy start on {backend}, and how soon it speaks")
     rows: list[dict[str, Any]] = []
     found = []
-    # As pip leaves an installed package. A checkout has no bytecode where PYTHONDONTWRITEBYTECODE is set, and then every
-    # worker compiles its sources anew.
+    # As pip does at install; where PYTHONDONTWRITEBYTECODE is set, each worker would compile a checkout's sources anew.
     compileall.compile_dir(ROOT / "ray_nccl_guard", quiet=1)
     with tempfile.TemporaryDirectory() as notes:
         os.environ[NOTES] = notes

@@ -46,8 +46,9 @@ def write(report: Report, workers: Workers) -> Report:
 def begin() -> None:
     """Begin to write the reports that a healthy start has put off."""
     while _put_off:
-        _put_off[0].begin()
-        _under_way.append(_put_off.pop(0))
+        writing = _put_off.pop(0)
+        writing.begin()
+        _under_way.append(writing)
 
 
 def settle() -> None:

@@ -77,7 +77,7 @@ class GuardedStart:
             watch.attend()
         else:
             self._train_on(report, preflight, watch, ready[0])
-        publish.begin()
+        publish.begin()  # where only observed, before Ray forms the group: if that fails, the report is there
         return not self.policy.report_only
 
     def _get_ready(self, report: Report, recorder_name: str | None) -> list[Answer]:

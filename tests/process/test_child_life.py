@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import signal
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -31,19 +33,25 @@ def test_a_childs_output_is_evidence_and_reaches_nobodys_terminal(capfd):
     assert "dying child" not in "".join(capfd.readouterr())
 
 
-def test_the_child_dies_with_its_launcher():
+@contextlib.contextmanager
+def launcher_of_a_child_that(call: str, hangs: Callable[[], None]) -> Iterator[int]:
+    """The launcher's PID, in a world of one whose child hangs in `call`, made by a process that ends with the block."""
     pid = os.fork()
     if pid == 0:
-
-        def hang() -> None:
-            time.sleep(3600)
-
+        spec = ProbeSpec(comm_init_s=60, collective_s=60)
         try:
-            run_ranks(1, before=lambda rank: in_child(rank, 0, "all_reduce", hang), spec=ProbeSpec(collective_s=60))
+            run_ranks(1, before=lambda rank: in_child(rank, 0, call, hangs), spec=spec)
         finally:
             os._exit(0)
     try:
-        launcher = _wait_for(lambda: children_of(pid))
+        yield _wait_for(lambda: children_of(pid))
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def test_the_child_dies_with_its_launcher():
+    with launcher_of_a_child_that("all_reduce", lambda: time.sleep(3600)) as launcher:
         child = _wait_for(lambda: children_of(launcher))
         time.sleep(0.5)
         os.kill(launcher, signal.SIGKILL)
@@ -51,9 +59,6 @@ def test_the_child_dies_with_its_launcher():
         while os.path.exists(f"/proc/{child}") and state_of(child) != "Z":
             assert time.monotonic() < end_s, "the child outlived its launcher"
             time.sleep(0.02)
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
 
 
 def test_shared_memory_of_a_hung_communicator_goes_with_its_launcher():
@@ -66,24 +71,16 @@ def test_shared_memory_of_a_hung_communicator_goes_with_its_launcher():
         time.sleep(3600)
         held.close()
 
-    pid = os.fork()
-    if pid == 0:
-        try:
-            run_ranks(1, before=lambda rank: in_child(rank, 0, "init_process_group", hang), spec=ProbeSpec(comm_init_s=60))
-        finally:
-            os._exit(0)
     try:
-        launcher = _wait_for(lambda: children_of(pid))
-        _wait_for(lambda: children_of(launcher) if path.exists() else set())
-        time.sleep(4)  # past the launcher's first look
-        os.kill(launcher, signal.SIGKILL)
-        end_s = time.monotonic() + 5
-        while path.exists():
-            assert time.monotonic() < end_s, "its file is left"
-            time.sleep(0.02)
+        with launcher_of_a_child_that("init_process_group", hang) as launcher:
+            _wait_for(lambda: children_of(launcher) if path.exists() else set())
+            time.sleep(4)  # past the launcher's first look
+            os.kill(launcher, signal.SIGKILL)
+            end_s = time.monotonic() + 5
+            while path.exists():
+                assert time.monotonic() < end_s, "its file is left"
+                time.sleep(0.02)
     finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
         path.unlink(missing_ok=True)
 
 

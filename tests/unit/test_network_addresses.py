@@ -202,6 +202,13 @@ def test_a_name_resolves_where_getent_is_of_no_use(getent, tmp_path, monkeypatch
     assert "127.0.0.1" in resolve("localhost", 20.0)[0]
 
 
+def test_getent_is_asked_first_and_only_its_stream_lines_count(tmp_path, monkeypatch):
+    (tmp_path / "getent").write_text("#!/bin/sh\necho '10.9.8.7 STREAM x'\necho '10.9.8.6 DGRAM x'\n")
+    (tmp_path / "getent").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert resolve("no-such-host.invalid", 20.0) == (("10.9.8.7",), "")
+
+
 def test_gathering_on_this_host_gives_an_address_that_can_be_bound():
     choice = gather({}, node_ip="127.0.0.1")
     assert choice.nccl.address and choice.node_interface == "lo"
