@@ -38,7 +38,7 @@ def same_losses(run: Fit) -> None:
         assert noted["losses"] == pytest.approx(noted["alone"], rel=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_nccl_that_breaks_from_512_kib_on_is_not_passed_by_a_small_message(fits: Fits) -> None:
     run = fits.guarded("allreduce:cuda700@bytes>=512K", spec=WHOLE)
     trained_on(run, "gloo")
@@ -75,21 +75,21 @@ def test_a_training_group_that_hangs_is_ended_at_its_deadline(fits: Fits) -> Non
     assert run.report["attempts"][1]["failure"] == "init_timeout_hang"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_slow_but_healthy_init_proceeds_and_shows_in_the_timings(fits: Fits) -> None:
     run = fits.guarded("init:delay=3000@rank1")
     trained_on(run, "nccl")
     assert run.report["action"] == "proceed" and run.report["timings_s"]["comm_init"] > 3.0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_init_slower_than_its_deadline_that_still_logs_is_waited_for_once(fits: Fits) -> None:
     run = fits.guarded("init:delay=11000@rank1@chatty#1@shared", spec=SHORT)
     trained_on(run, "nccl")
     assert run.report["action"] == "proceed" and run.report["timings_s"]["comm_init"] > 10.0
 
 
-@pytest.mark.parametrize("module", ["asks_cuda", pytest.param("uses_threads", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("module", ["asks_cuda", pytest.param("uses_threads", marks=pytest.mark.long)])
 def test_a_users_module_that_spoils_a_fork_at_import_costs_a_healthy_job_nothing(fits: Fits, module: str) -> None:
     run = fits.guarded(brings=f"tests.fakegpu.{module}")
     trained_on(run, "nccl")
@@ -131,7 +131,7 @@ def test_code_that_reads_the_group_and_code_that_makes_its_own_both_work(fits: F
         assert noted["launch"] and noted["bound"] == noted["accelerate"] == f"cuda:{noted['rank']}"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_fault_that_gloo_would_not_help_is_refused_before_train_func(fits: Fits) -> None:
     run = fits.guarded("init:preset=ecc@rank1")
     assert run.error is not None and run.error[0] == "NcclInitRefused", run.error

@@ -38,6 +38,7 @@ def sliced(double: Double, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield fits
 
 
+@pytest.mark.long
 def test_a_worker_with_several_gpus_and_no_eager_init_forms_its_group_on_its_own_first_one(unmasked: Fits) -> None:
     # torch 2.15's nccl, told of no device, would bind rank 1 to LOCAL_RANK 1, which is rank 0's second GPU.
     run = unmasked.guarded(train="tells_its_cards", gpus=2, eager_init=False)
@@ -59,6 +60,7 @@ def test_slices_of_two_cards_train_on_nccl_and_are_named_by_their_own_uuids(slic
         assert noted["losses"] == pytest.approx(noted["alone"], rel=1e-5)
 
 
+@pytest.mark.long
 def test_two_slices_of_one_card_which_nccl_cannot_join_are_refused_by_its_own_words(sliced: Fits) -> None:
     run = sliced.guarded(workers=3)
     refused(run)

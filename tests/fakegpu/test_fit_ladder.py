@@ -33,7 +33,7 @@ def test_a_fault_that_nothing_cures_ends_on_gloo_where_a_later_group_on_nccl_is_
     assert warned and "new_group()" in warned[0] and "p2p_or_acs" in warned[0], run.logged[-3000:]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_nvls_fault_is_cured_by_its_setting(fits: Fits) -> None:
     run = fits.guarded("init:preset=nvls@without=NCCL_NVLS_ENABLE=0")
     trained_on(run, "nccl")
@@ -43,7 +43,7 @@ def test_an_nvls_fault_is_cured_by_its_setting(fits: Fits) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["the environment", "nccl.conf"])
+@pytest.mark.parametrize("where", ["the environment", pytest.param("nccl.conf", marks=pytest.mark.long)])
 def test_a_setting_of_the_users_is_left_alone_and_named(fits: Fits, where: str, tmp_path: Path) -> None:
     conf = tmp_path / "nccl.conf"
     conf.write_text("# of this node\nNCCL_P2P_DISABLE=0\n")
@@ -65,7 +65,7 @@ def test_the_budget_ends_the_rung_that_runs(fits: Fits) -> None:
     assert run.report["timings_s"]["probe"] < 15, "its own deadline is 40 s"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_budget_ends_a_later_rung_too_and_is_not_its_failure(fits: Fits) -> None:
     run = fits.guarded(f"{P2P}@without=NCCL_P2P_DISABLE=1,init:hang@rank1", policy={"budget_s": 8})
     assert refused(run).endswith("was used up while nccl NCCL_P2P_DISABLE=1 was being proved") or "before gloo" in refused(
@@ -87,7 +87,7 @@ def test_a_sharded_job_that_gloo_can_serve_trains_on_it(fits: Fits) -> None:
     assert {"all_gather_into_tensor", "reduce_scatter"} <= set(run.report["collectives_proved"])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_more_ranks_than_the_ceiling_allows_are_refused_without_trying_gloo(fits: Fits) -> None:
     run = fits.guarded(P2P, policy={"relief": False, "world_warn": 1, "world_ceiling": 1})
     assert "gloo is refused above 1 ranks, and this job has 2" in refused(run)

@@ -32,7 +32,7 @@ def test_without_a_gpu_it_exits_with_2_and_names_what_can_be_measured(double: Do
     assert done.returncode == 2 and "no GPU here; benchmarks/syncbn.py --device cpu" in done.stderr, done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(640)
 @pytest.mark.parametrize(
     ("devices", "parts"), [(1, ["check", "start_cost", "syncbn_1", "syncbn_2_on_1"]), (2, ["check", "start_cost", "syncbn"])]

@@ -64,7 +64,7 @@ def test_hosts_that_have_only_ipv6_prove_gloo():
     "make, culprits, says",
     [
         pytest.param(lambda lab: lab.close_ports(1), [1], "h1: inbound blocked", id="inbound"),
-        pytest.param(lambda lab: lab.drop_syn(2, 1), [1, 2], "h2 -> h1", id="one direction", marks=pytest.mark.slow),
+        pytest.param(lambda lab: lab.drop_syn(2, 1), [1, 2], "h2 -> h1", id="one direction", marks=pytest.mark.long),
     ],
 )
 def test_a_fault_between_hosts_is_named_before_gloo_waits_for_it(make: Callable[[Lab], None], culprits, says):
@@ -78,7 +78,7 @@ def test_a_fault_between_hosts_is_named_before_gloo_waits_for_it(make: Callable[
     assert report["attempts"][0]["seconds"] < 15
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_firewall_that_gloo_never_meets_refuses_nobody():
     with Lab(3) as lab:
         lab.close_ports(2)  # gloo connects from the larger address to the smaller, and nobody's is larger than h2's
@@ -87,7 +87,7 @@ def test_a_firewall_that_gloo_never_meets_refuses_nobody():
     assert report["verdict"]["failure"] == "ok"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "make, why",
     [

@@ -109,6 +109,9 @@ class Case:
 
 
 H2 = frozenset({"h2"})
+IN_THE_GATE = {
+    "healthy, nccl", "the direction that gloo needs", "a private bridge before eth0, and NCCL's setting cures it",
+}  # fmt: skip
 NCCL = ("nccl_bootstrap_network", "store_unreachable")
 CASES = [
     Case(name="healthy, gloo", action="proceed", failures=("ok",)),
@@ -190,7 +193,11 @@ def fit(driver: subprocess.Popen[bytes], case: Case) -> dict[str, Any]:
     raise AssertionError(f"no answer of the driver within {FIT_LIMIT_S:g} s")
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def named(case: Case) -> Any:
+    return pytest.param(case, id=case.name, marks=[] if case.name in IN_THE_GATE else [pytest.mark.long])
+
+
+@pytest.mark.parametrize("case", map(named, CASES))
 def test_the_sentence_names_the_host_and_the_decision_is_right(cluster, case: Case):
     lab, driver = cluster
     try:

@@ -44,7 +44,7 @@ def test_a_drill_can_play_most_of_what_the_fake_nccl_can():
     assert len(SAME) > len([case for case in CASES if case.fault]) / 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("case", SAME, ids=lambda case: case.name)
 def test_a_fault_of_the_fake_gpus_is_named_in_a_drill_as_it_is_named_there(case):
     spec = replace(SPEC, **{"comm_init_per_rank_s": 0, **case.spec})

@@ -49,7 +49,7 @@ def test_a_refused_drill_says_so_in_its_exception(fit):
     assert run.refused.report["drill"] == FAULT and run.metrics == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_no_later_failure_is_compared_with_a_drill(fit):
     assert fit(drilled(), name="before").report["drill"] == FAULT
     later = fit(GuardedTorchConfig(backend="nccl", probe=QUICK, policy=Policy.fallback()), name="after")
@@ -59,7 +59,7 @@ def test_no_later_failure_is_compared_with_a_drill(fit):
     assert "drill" not in notes
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_drill_of_gloo_is_tried_once_more_and_refused(fit):
     run = fit(drilled(backend="gloo", drill="allreduce:wrong@rank1"))
     assert isinstance(run.refused, NcclInitRefused), run.error

@@ -82,7 +82,9 @@ def test_a_child_that_always_hangs_is_refused_with_its_rank(fit):
     assert slowest < QUICK.collective_s + 2 + 2, "deadline + 2 s, and 2 s for two busy cores"
 
 
-@pytest.mark.parametrize("action", ["abort", *(pytest.param(action, marks=VARIANT) for action in ("hang_gil", "stop"))])
+@pytest.mark.parametrize(
+    "action", ["abort", pytest.param("stop", marks=VARIANT), pytest.param("hang_gil", marks=pytest.mark.long)]
+)
 def test_a_worker_lost_during_the_probe_is_replaced(fit, tmp_path, action):
     fault = Fault("worker", "TCPStore", action, rank=1, once=str(tmp_path / "once"))
     run = fit(guarded(), loop={"fault": fault})

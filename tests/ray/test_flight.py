@@ -22,6 +22,7 @@ def test_a_rank_that_sleeps_in_the_data_loader_is_named_with_the_line_where_it_s
     assert "next_batch" in (folder / "stacks" / f"rank_{loops.CULPRIT}.txt").read_text()
 
 
+@pytest.mark.long
 def test_a_branch_of_a_ddp_model_that_one_rank_does_not_take_is_named(hang):
     outcome, output, folder = hang(loops.ddp_unused_branch)
     found = named(outcome, output, folder, "missing_rank", loops.line_of("# DDP reduces here"))

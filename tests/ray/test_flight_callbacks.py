@@ -16,7 +16,7 @@ pytest.importorskip("ray", reason="ray is not installed")
 from tests.ray import flight_loops as loops
 from tests.ray.clusters import ROOT, environment
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 DEADLINE_S = 240
 WORKERS = 3

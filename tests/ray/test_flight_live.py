@@ -15,7 +15,7 @@ from tests.ray import flight_loops as loops
 from tests.ray.conftest import ROOT
 
 # Each test starts two drivers; on a crowded two-core machine that takes minutes.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 DEADLINE_S = 300
 

@@ -8,7 +8,7 @@ from tests.ray import flight_loops as loops
 from tests.ray.flight_fits import named
 
 # A fit() takes 12 s alone, and minutes on a crowded two-core machine.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 
 def test_a_rank_that_skips_a_collective_is_named(hang):

@@ -122,6 +122,7 @@ def test_a_storage_that_hangs_costs_its_deadline_and_a_warning_and_not_the_run(f
     assert not list((tmp_path / "storage" / "hangs").glob("nccl_guard/*.json"))
 
 
+@pytest.mark.long
 def test_a_storage_that_refuses_costs_a_warning_and_not_the_run(fit, tmp_path):
     blocked = tmp_path / "storage" / "blocked"
     blocked.mkdir(parents=True)

@@ -45,7 +45,7 @@ def test_an_elastic_job_is_guarded_at_the_size_it_gets(fit):
     assert run.report["world_size"] == len(run.metrics) in (1, 2)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_failure_is_compared_with_the_last_run_of_the_storage_that_passed(fit, tmp_path):
     trained_on(fit(GuardedTorchConfig(backend="gloo", probe=QUICK), name="good"), "gloo")
     fault = Fault("child", "all_reduce", "abort", rank=1, once=str(tmp_path / "once"))

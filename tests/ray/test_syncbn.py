@@ -16,11 +16,11 @@ from benchmarks import syncbn
 from tests.ray.clusters import ROOT, Cluster, bare_python, environment, started
 
 SMALL = "--device cpu --workers 2 --models tiny --batches 3 --dtypes fp32 --image 8 --steps 1 --rounds 2 --largest 1K"
-SLOW = (pytest.mark.slow, pytest.mark.timeout(400))
+LONG = (pytest.mark.long, pytest.mark.timeout(400))
 
 
-def slow(function):
-    for mark in SLOW:
+def long(function):
+    for mark in LONG:
         function = mark(function)
     return function
 
@@ -59,7 +59,7 @@ def measured_on_gloo(result: dict) -> None:
     assert "no GPU, no NCCL" in result["head"]["what"]
 
 
-@slow
+@long
 def test_without_a_gpu_it_exits_with_2_in_one_sentence(cluster: Cluster):
     done = subprocess.run(
         [sys.executable, "benchmarks/syncbn.py", "--address", cluster.address],
@@ -72,7 +72,7 @@ def test_without_a_gpu_it_exits_with_2_in_one_sentence(cluster: Cluster):
     )
 
 
-@slow
+@long
 def test_on_a_running_cluster_by_its_address(cluster: Cluster, tmp_path: Path):
     command = [
         sys.executable,
@@ -90,7 +90,7 @@ def test_on_a_running_cluster_by_its_address(cluster: Cluster, tmp_path: Path):
     assert json.loads((tmp_path / "syncbn-2" / "nccl_guard" / "report.json").read_text())["action"] == "proceed"
 
 
-@slow
+@long
 def test_as_a_job_with_this_repository_as_its_working_directory(cluster: Cluster):
     pytest.importorskip("aiohttp", reason="ray job needs ray[default]")
     done = subprocess.run(
