@@ -13,9 +13,14 @@ quickstart: $(VENV)/.installed
 test: $(VENV)/.installed-test
 	@$(MAKE) --no-print-directory -k test-unit test-process test-fakegpu test-ray
 
+# Three quarters of the process tests' time, and more of the network tests', is waiting for deadlines. Fake GPUs and Ray fill the cores.
+test-unit: AT_ONCE := -n 2
+test-process: AT_ONCE := -n 3 --dist loadfile
+test-net: AT_ONCE := -n 4
+
 test-unit test-process test-fakegpu test-ray test-net: test-%: $(VENV)/.installed-test
 	@echo "== tests/$*"
-	$(BIN)/python -m pytest tests/$* -q -m "not slow" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/$* -q -m "not slow" $(AT_ONCE) $(PYTEST_ARGS)
 
 # An hour more, which is not in the gate: the tests that are marked `long`. Root adds those over network namespaces.
 test-long: $(VENV)/.installed-test

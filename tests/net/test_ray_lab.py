@@ -197,7 +197,7 @@ def named(case: Case) -> Any:
     return pytest.param(case, id=case.name, marks=[] if case.name in IN_THE_GATE else [pytest.mark.long])
 
 
-@pytest.mark.parametrize("case", map(named, CASES))
+@pytest.mark.parametrize("case", [named(case) for case in CASES])
 def test_the_sentence_names_the_host_and_the_decision_is_right(cluster, case: Case):
     lab, driver = cluster
     try:

@@ -186,10 +186,18 @@ def test_a_line_of_boilerplate_alone_decides_nothing(line: str):
      "ValueError: Default process group has not been initialized, please make sure to call init_process_group.", F.REMOTE_PEER_DIED),
     ("[unbound_buffer.cc:78] Timed out waiting 10000ms for recv operation to complete", F.COLLECTIVE_TIMEOUT_DESYNC),
     ("Gloo connectFullMesh failed with [pair.h:311] Connect timeout [none]", F.GLOO_NETWORK),
+    ("Gloo connectFullMesh failed with [gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:31896.", F.REMOTE_PEER_DIED),
     ("torch.distributed.DistStoreError: Timed out after 11 seconds waiting for clients. 3/4 clients joined.", F.MISSING_RANK),
 ])  # fmt: skip
 def test_an_echo_of_teardown_or_of_a_lost_peer_is_not_taken_for_the_cause(lines: str, failure: F):
     assert named(lines).failure is failure
+
+
+def test_a_rank_whose_mesh_of_gloo_was_not_whole_when_another_failed_in_its_first_collective_is_no_culprit():
+    closed = "[gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:31896."
+    failed = "RuntimeError: NCCL WARN Cuda failure 700 'an illegal memory access was encountered'"
+    verdict = named(f"RuntimeError: {closed}", failed, f"RuntimeError: Gloo connectFullMesh failed with {closed}")
+    assert (verdict.failure, verdict.culprit_ranks) == (F.ILLEGAL_MEMORY_ACCESS, (1,))
 
 
 def test_a_process_that_torchrun_killed_after_another_had_failed_is_no_oom_kill():
