@@ -200,7 +200,7 @@ POLICIES = (
 )  # fmt: skip
 CASES = (*HEALTHY, *STICKY, *RELIEF, *HANGS, *DEATHS, *ERRORS, *DEVICES, *POLICIES)
 
-# One fault of each kind, on the backend that a job gets by default: what `make test` has time for. The gate plays all of them.
+# One fault of each kind: what `make test` has time for, on the backend that a job gets by default. The gate plays all of them there.
 IN_MAKE_TEST = frozenset(
     {
         "healthy-2",

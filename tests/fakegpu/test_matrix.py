@@ -28,8 +28,10 @@ def stage(request: pytest.FixtureRequest, double: Double, tmp_path_factory: pyte
 
 
 def named(case: Case, backend: str) -> Any:
-    slow = [pytest.mark.slow] if case.name not in IN_MAKE_TEST or backend == "nccl-legacy" else []
-    return pytest.param(case, backend, id=f"{case.name}-{backend}", marks=slow)
+    """torch 2.15's `nccl-legacy` is the code of 2.14's `nccl`, which the gate plays whole: beside it, one fault of each kind is enough."""
+    chosen, legacy = case.name in IN_MAKE_TEST, backend == "nccl-legacy"
+    marks = [] if chosen and not legacy else [pytest.mark.slow] if chosen or not legacy else [pytest.mark.long]
+    return pytest.param(case, backend, id=f"{case.name}-{backend}", marks=marks)
 
 
 @pytest.mark.parametrize(
