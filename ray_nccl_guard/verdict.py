@@ -168,7 +168,7 @@ def _named(evidence: Evidence, diagnosis: Diagnosis) -> Verdict:
         against=tuple(f"{c.failure.value} is named too: {c.why}" for c in diagnosis.cases[1:MAX_CANDIDATES] if c.named),
         ruled_out=outcomes.ruled_out(evidence),
         relief=dict(next((r.relief for r in top.reasons if r.relief), rule.relief if rule else {})),
-        step=outcomes.failed_step(evidence),
+        step=outcomes.failed_step(evidence, suspects),
         next=experiments.next_experiment(evidence, diagnosis.cases),
         caution=rule.caution if rule is not None else "",
         signals=signals.remarks(diagnosis.sightings),
@@ -182,14 +182,15 @@ def _unknown(evidence: Evidence, diagnosis: Diagnosis) -> Verdict:
     if said:
         summary = f"an error that no rule knows: {said.strip().splitlines()[0][:200]}"
     failed = tuple(r.rank for r in evidence.with_outcome(Outcome.FAILED) if r.rank is not None)
+    suspects = failed if len(failed) < evidence.world_size else ()
     return Verdict(
         failure=FailureClass.UNKNOWN,
         summary=summary,
         candidates=_candidates(diagnosis),
-        culprit_ranks=failed if len(failed) < evidence.world_size else (),
+        culprit_ranks=suspects,
         evidence=_quotes(diagnosis, None),
         ruled_out=outcomes.ruled_out(evidence),
-        step=outcomes.failed_step(evidence),
+        step=outcomes.failed_step(evidence, suspects),
         next=experiments.WITHOUT_A_CLUE,
         signals=signals.remarks(diagnosis.sightings),
     )

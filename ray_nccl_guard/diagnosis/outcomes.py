@@ -94,10 +94,14 @@ def _missing(missing: Sequence[RankEvidence], evidence: Evidence) -> Reason:
     return Reason(failure=_F.MISSING_RANK, weight=0.61, summary=text, strength=1, culprits=ranks)
 
 
-def failed_step(evidence: Evidence) -> Step | None:
-    """The earliest step in which a rank ended that was not merely cut short."""
-    ended = [r.step for r in evidence.ranks if r.step and r.outcome not in (Outcome.OK, Outcome.WAITING, Outcome.NOT_RUN)]
-    return min(ended, key=lambda step: step.position, default=None)
+def failed_step(evidence: Evidence, culprits: Sequence[int] = ()) -> Step | None:
+    """The earliest step in which a culprit ended that was not merely cut short; without such a one, in which any rank did.
+
+    A rank behind the culprit fails in an earlier step, of the connections that the culprit's end has closed.
+    """
+    ended = [r for r in evidence.ranks if r.step and r.outcome not in (Outcome.OK, Outcome.WAITING, Outcome.NOT_RUN)]
+    own = [r for r in ended if r.rank in culprits]
+    return min((r.step for r in own or ended if r.step), key=lambda step: step.position, default=None)
 
 
 def ruled_out(evidence: Evidence) -> tuple[str, ...]:

@@ -37,6 +37,13 @@ def test_a_cause_on_one_rank_beats_echoes_on_all_others():
     assert verdict.evidence[0].text == OOM
 
 
+def test_a_rank_still_on_its_way_when_another_failed_is_no_culprit_and_its_step_is_not_the_failing_one():
+    closed = "[gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:31896."
+    behind = failed(2, Step.COMM_INIT, f"RuntimeError: Gloo connectFullMesh failed with {closed}")
+    verdict = classify(world(failed(0, Step.COLLECTIVE, closed), failed(1, Step.COLLECTIVE, OOM), behind, backend="gloo"))
+    assert (verdict.failure, verdict.culprit_ranks, verdict.step) == (F.GPU_OUT_OF_MEMORY, (1,), Step.COLLECTIVE)
+
+
 def test_the_same_watchdog_text_is_a_hang_from_a_probe_and_a_desync_from_a_training_log():
     text = timeout(0, seq=1580)
     from_probe = classify(world(failed(0, Step.COLLECTIVE, text), failed(1, Step.COLLECTIVE, timeout(1, seq=1580))))

@@ -193,13 +193,6 @@ def test_an_echo_of_teardown_or_of_a_lost_peer_is_not_taken_for_the_cause(lines:
     assert named(lines).failure is failure
 
 
-def test_a_rank_whose_mesh_of_gloo_was_not_whole_when_another_failed_in_its_first_collective_is_no_culprit():
-    closed = "[gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:31896."
-    failed = "RuntimeError: NCCL WARN Cuda failure 700 'an illegal memory access was encountered'"
-    verdict = named(f"RuntimeError: {closed}", failed, f"RuntimeError: Gloo connectFullMesh failed with {closed}")
-    assert (verdict.failure, verdict.culprit_ranks) == (F.ILLEGAL_MEMORY_ACCESS, (1,))
-
-
 def test_a_process_that_torchrun_killed_after_another_had_failed_is_no_oom_kill():
     killed = "  exitcode  : -9 (pid: 14689)\n  traceback : Signal 9 (SIGKILL) received by PID 14689"
     assert named(f"{killed}\n  exitcode  : 1 (pid: 14692)").failure is F.UNKNOWN
