@@ -12,7 +12,7 @@ from ray_nccl_guard.diagnosis import culprits, experiments, outcomes, signals
 from ray_nccl_guard.diagnosis.gather import Diagnosis, diagnose
 from ray_nccl_guard.diagnosis.weigh import Weighed, certainty_of
 from ray_nccl_guard.evidence import Evidence, Origin
-from ray_nccl_guard.probe.spec import Outcome, Step
+from ray_nccl_guard.probe.spec import Step
 from ray_nccl_guard.rulebook import Certainty, Rule, RuleRole
 
 __all__ = ["Candidate", "Certainty", "Quote", "Role", "Verdict", "classify"]
@@ -141,7 +141,7 @@ def classify(evidence: Evidence, rules: Sequence[Rule] | None = None) -> Verdict
     if passed and not any(finding.decides for finding in evidence.findings):
         return Verdict(failure=FailureClass.OK, summary="nothing failed", certainty=Certainty.ESTABLISHED)
     diagnosis = diagnose(evidence, rules)
-    unknown = not diagnosis.cases or diagnosis.cases[0].failure is FailureClass.UNKNOWN
+    unknown = not diagnosis.cases or diagnosis.cases[0].failure is FailureClass.UNKNOWN or _only_echoes(evidence, diagnosis)
     verdict = _unknown(evidence, diagnosis) if unknown else _named(evidence, diagnosis)
     return replace(verdict, hosts={r.rank: r.host for r in evidence.ranks if r.rank is not None and r.host})
 
@@ -175,14 +175,23 @@ def _named(evidence: Evidence, diagnosis: Diagnosis) -> Verdict:
     )
 
 
+def _only_echoes(evidence: Evidence, diagnosis: Diagnosis) -> bool:
+    """Whether a lost peer is all that is named, and there is one whose own error nobody knows: that error has come first."""
+    top = diagnosis.cases[0]
+    echo = top.failure is FailureClass.REMOTE_PEER_DIED and not top.named and evidence.origin is not Origin.LOG
+    return echo and bool(outcomes.failed_unexplained(evidence, diagnosis.sightings))
+
+
 def _unknown(evidence: Evidence, diagnosis: Diagnosis) -> Verdict:
-    said = next((r.text for r in evidence.ranks if r.text.strip()), "")
+    failed = outcomes.failed_unexplained(evidence, diagnosis.sightings)
+    ranks = tuple(r.rank for r in failed if r.rank is not None)
+    suspects = ranks if len(ranks) < evidence.world_size else ()
+    told = (s.text for s in diagnosis.sightings if s.rule.alarms and s.rank in ranks)
+    said = next((r.text for r in failed or evidence.ranks if r.text.strip()), None) or next(told, "")
     hint = next((s.rule.summary for s in diagnosis.sightings if s.rule.role is RuleRole.HINT), "")
     summary = "no line names a known failure" + (f"; seen: {hint}" if hint else "")
     if said:
         summary = f"an error that no rule knows: {said.strip().splitlines()[0][:200]}"
-    failed = tuple(r.rank for r in evidence.with_outcome(Outcome.FAILED) if r.rank is not None)
-    suspects = failed if len(failed) < evidence.world_size else ()
     return Verdict(
         failure=FailureClass.UNKNOWN,
         summary=summary,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ray_nccl_guard.classes import FailureClass
-from ray_nccl_guard.diagnosis.weigh import Reason, Sighting
+from ray_nccl_guard.diagnosis.weigh import FAILURES, Reason, Sighting
 from ray_nccl_guard.evidence import Evidence, Origin, RankEvidence
 from ray_nccl_guard.probe.spec import Outcome, Step
 from ray_nccl_guard.rulebook import RuleRole
@@ -14,7 +14,7 @@ _F = FailureClass
 # A child's heartbeat beats five times a second (probe/journal.py). A rank silent for this long while the liveliest one was silent for less
 # than a third of it holds the interpreter's lock or is stopped. The numbers only pick suspects, never a class.
 SILENT_S, LIVELY_SHARE = 2.0, 3.0
-SIGKILL = 9
+SIGABRT, SIGKILL = 6, 9
 
 
 def read_outcomes(evidence: Evidence, sightings: Sequence[Sighting]) -> list[Reason]:
@@ -24,7 +24,8 @@ def read_outcomes(evidence: Evidence, sightings: Sequence[Sighting]) -> list[Rea
     reasons: list[Reason] = []
     # A process that torch aborts because it heard of a lost peer has died of that peer, not of itself.
     echo = {s.rank for s in sightings if s.rule.role is RuleRole.CASCADE}
-    died = [r for r in evidence.with_outcome(Outcome.DIED) if r.rank not in echo]
+    told = _aborted_by_torch(evidence, sightings)
+    died = [r for r in evidence.with_outcome(Outcome.DIED) if r.rank not in echo and r not in told]
     if died:
         reasons += _died(died)
     late = evidence.with_outcome(Outcome.TIMED_OUT)
@@ -92,6 +93,19 @@ def _missing(missing: Sequence[RankEvidence], evidence: Evidence) -> Reason:
     ranks = _ranks(missing)
     text = f"{len(ranks)} of {evidence.world_size} ranks gave no answer: {_names(ranks)}"
     return Reason(failure=_F.MISSING_RANK, weight=0.61, summary=text, strength=1, culprits=ranks)
+
+
+def failed_unexplained(evidence: Evidence, sightings: Sequence[Sighting]) -> tuple[RankEvidence, ...]:
+    """Ranks that ended with an error for which no rule has a class. Where others only complain of closed connections, they echo it."""
+    explained = {s.rank for s in sightings if s.rule.role in FAILURES and s.failure is not _F.UNKNOWN}
+    ended = (*evidence.with_outcome(Outcome.FAILED), *_aborted_by_torch(evidence, sightings))
+    return tuple(r for r in ended if r.rank not in explained)
+
+
+def _aborted_by_torch(evidence: Evidence, sightings: Sequence[Sighting]) -> list[RankEvidence]:
+    """Ranks that SIGABRT ended after an error of NCCL: torch's watchdog ends a process whose communicator reports one."""
+    told = {s.rank for s in sightings if s.rule.alarms}
+    return [r for r in evidence.with_outcome(Outcome.DIED) if r.signal == SIGABRT and r.rank in told]
 
 
 def failed_step(evidence: Evidence, culprits: Sequence[int] = ()) -> Step | None:

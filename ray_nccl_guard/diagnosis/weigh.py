@@ -16,7 +16,7 @@ SOFT_CEILING = 0.59
 AGREEMENT = 0.04
 # Two causes closer than CLOSE are both on the table, closer than TIED the verdict is open between them.
 CLOSE, TIED = 0.05, 0.03
-_FAILURES = (RuleRole.CAUSE, RuleRole.SYMPTOM, RuleRole.CASCADE)
+FAILURES = (RuleRole.CAUSE, RuleRole.SYMPTOM, RuleRole.CASCADE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +117,7 @@ def weigh(
 ) -> list[Weighed]:
     """Every class the evidence speaks for, best first. `sightings` are active ones (see `active`); `closed` cannot be."""
     rules = list({(s.rule.id, s.failure): (s.rule, s.failure) for s in sightings}.values())
-    if not any(r.role in _FAILURES or r.alarms for r, _ in rules) and not reasons:
+    if not any(r.role in FAILURES or r.alarms for r, _ in rules) and not reasons:
         return []  # hints alone are no failure
     cases = [_case(failure, rules, reasons) for failure in FailureClass if failure not in closed]
     first_seen = _first_seen(sightings)

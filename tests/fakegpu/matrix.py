@@ -167,6 +167,7 @@ DEATHS = (
 ERRORS = (
     Case(name="system-error-on-rank-1", fault="init:error=2@rank1", ranks=4, failure="unknown", culprits=(1,), step="comm_init"),
     Case(name="system-error-once", fault="init:error=2@rank1#1@shared", failure="unknown", culprits=(1,), step="comm_init", new={"backend": "nccl-legacy"}),
+    Case(name="system-error-and-its-echoes", fault="allreduce:error=2@rank1", ranks=4, options={"peer_death": "remote"}, spec=WATCHED, within_s=120, failure="unknown", culprits=(1,), step="collective"),
     Case(name="unique-id-fails", fault="getid:error=3@rank0", failure="unknown", culprits=(0,), step="comm_init"),
     Case(name="error-after-init", fault="initdone:async=2@rank1", failure="unknown", culprits=(1,), step="collective"),
     Case(name="invalid-usage", fault="init:error=5@world>=2", failure="unknown", culprits=(0, 1), step="comm_init"),

@@ -44,6 +44,17 @@ def test_a_rank_still_on_its_way_when_another_failed_is_no_culprit_and_its_step_
     assert (verdict.failure, verdict.culprit_ranks, verdict.step) == (F.GPU_OUT_OF_MEMORY, (1,), Step.COLLECTIVE)
 
 
+@pytest.mark.parametrize(
+    "own", ["ncclSystemError: System call failed or device error.", "RuntimeError: a text of tomorrow's NCCL"]
+)
+def test_an_error_that_no_rule_knows_stands_above_the_echoes_of_its_end(own: str):
+    echoes = [failed(rank, Step.COLLECTIVE, CLOSED) for rank in (0, 2, 3)]
+    verdict = classify(world(*echoes, failed(1, Step.COLLECTIVE, own)))
+    assert (verdict.failure, verdict.culprit_ranks) == (F.UNKNOWN, (1,)) and own in verdict.summary
+    assert {quote.role for quote in verdict.evidence} <= {Role.CASCADE}
+    assert classify(world(*echoes, waiting(1))).failure is F.REMOTE_PEER_DIED
+
+
 def test_the_same_watchdog_text_is_a_hang_from_a_probe_and_a_desync_from_a_training_log():
     text = timeout(0, seq=1580)
     from_probe = classify(world(failed(0, Step.COLLECTIVE, text), failed(1, Step.COLLECTIVE, timeout(1, seq=1580))))
