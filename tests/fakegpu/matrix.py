@@ -161,7 +161,7 @@ DEATHS = (
     Case(name="killed", fault="allreduce:kill@rank0", failure="process_crashed", culprits=(0,), step="collective", ends=REFUSE ),
     Case(name="killed-once", fault="allreduce:kill@rank1#1@shared", failure="process_crashed", culprits=(1,), step="collective", ends=PROCEED),
     Case(name="remote-error-on-all-but-the-dead", fault="allreduce:kill@rank2,allreduce:error=6@notrank2", ranks=4, failure="process_crashed", culprits=(2,), step="collective", ends=REFUSE),
-    Case(name="remote-error-on-all-but-one", fault="allreduce:error=6@notrank2@world>=4", ranks=4, spec=WATCHED, within_s=120, failure="init_timeout_hang", culprits=(2,), step="collective", new={"failure": "remote_peer_died", "action": "refuse", "backend": None}),
+    Case(name="remote-error-on-all-but-one", fault="allreduce:error=6@notrank2@world>=4", ranks=4, spec=WATCHED, within_s=120, failure="remote_peer_died", culprits=(2,), step="collective", ends=REFUSE),
     Case(name="crash-at-farewell", fault="destroy:abort@rank1", ends=PROCEED),
 )  # fmt: skip
 ERRORS = (
