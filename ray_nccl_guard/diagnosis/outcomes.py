@@ -22,10 +22,11 @@ def read_outcomes(evidence: Evidence, sightings: Sequence[Sighting]) -> list[Rea
     if evidence.origin is Origin.LOG:
         return []
     reasons: list[Reason] = []
-    # A process that torch aborts because it heard of a lost peer has died of that peer, not of itself.
-    echo = {s.rank for s in sightings if s.rule.role is RuleRole.CASCADE}
-    told = _aborted_by_torch(evidence, sightings)
-    died = [r for r in evidence.with_outcome(Outcome.DIED) if r.rank not in echo and r not in told]
+    # A process that torch aborts because it heard of a lost peer has died of that peer, and one that it aborts for an error of
+    # NCCL of that error.
+    otherwise = {s.rank for s in sightings if s.rule.role is RuleRole.CASCADE}
+    otherwise |= {r.rank for r in _aborted_by_torch(evidence, sightings)}
+    died = [r for r in evidence.with_outcome(Outcome.DIED) if r.rank not in otherwise]
     if died:
         reasons += _died(died)
     late = evidence.with_outcome(Outcome.TIMED_OUT)

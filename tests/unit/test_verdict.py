@@ -55,6 +55,17 @@ def test_an_error_that_no_rule_knows_stands_above_the_echoes_of_its_end(own: str
     assert classify(world(*echoes, waiting(1))).failure is F.REMOTE_PEER_DIED
 
 
+def test_a_rank_that_torch_aborts_for_an_error_of_nccl_has_not_crashed_and_nothing_has_timed_out():
+    work = "[Rank 1] Collective WorkNCCL(SeqNum=1, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000)"
+    raised = f"{work} raised the following async exception: NCCL error: unhandled system error, NCCL version 2.30.7"
+    dump = "[PG ID 0 Rank 1] Received a dump signal due to a collective timeout from this local rank and we will try our best to dump"
+    aborted = died(1, Step.COLLECTIVE, 6, raised, dump)
+    for others in (waiting(0), failed(0, Step.COLLECTIVE, CLOSED)):
+        verdict = classify(world(others, aborted, waiting(2)))
+        assert (verdict.failure, verdict.culprit_ranks) == (F.UNKNOWN, (1,)) and "unhandled system error" in verdict.summary
+    assert classify(world(waiting(0), died(1, Step.COLLECTIVE, 11, raised))).failure is F.PROCESS_CRASHED
+
+
 def test_the_same_watchdog_text_is_a_hang_from_a_probe_and_a_desync_from_a_training_log():
     text = timeout(0, seq=1580)
     from_probe = classify(world(failed(0, Step.COLLECTIVE, text), failed(1, Step.COLLECTIVE, timeout(1, seq=1580))))
