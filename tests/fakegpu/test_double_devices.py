@@ -113,7 +113,7 @@ def test_a_gpu_that_another_process_fills_is_out_of_memory(ranks: Ranks) -> None
 
 def test_an_exclusive_gpu_refuses_a_second_process(ranks: Ranks) -> None:
     env = {"FAKE_CUDA_COMPUTE_MODE": "exclusive", "LOCAL_RANK": "0"}
-    ended = ranks.run(f"{BODIES}:all_reduce", 2, env=env, deadline_s=5, timeout_s=2)
+    ended = ranks.run(f"{BODIES}:all_reduce", 2, env=env, deadline_s=30, timeout_s=2)
     assert any("busy or unavailable" in rank.error_text for rank in ended)
 
 
