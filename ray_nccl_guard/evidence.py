@@ -29,6 +29,7 @@ class RankEvidence:
         rank: None where a log does not say whose it is.
         outcome: how the rank ended; `MISSING` is a rank without a record, which acquits nobody.
         step: the step it ended in (None for logs).
+        step_s: the seconds that it spent in that step; 0 where nobody took them.
         text: the exception text, empty if none.
         lines: what the rank printed, in its own order (for logs: every line that any rule matched).
         signal: the signal that ended it, if it was not ours.
@@ -39,6 +40,7 @@ class RankEvidence:
     rank: int | None
     outcome: Outcome
     step: Step | None = None
+    step_s: float = 0.0
     detail: str = ""
     text: str = ""
     lines: tuple[LogLine, ...] = ()
@@ -92,6 +94,7 @@ def _record(result: ProbeResult, host: str) -> RankEvidence:
         rank=result.rank,
         outcome=result.outcome,
         step=result.step,
+        step_s=next((s.seconds for s in reversed(result.steps) if s.step is result.step), 0.0),
         detail=result.detail,
         # A rank that was cut short said nothing: its error is the guard's own reason, not evidence.
         text="" if result.outcome in (Outcome.TIMED_OUT, Outcome.WAITING) else result.error,

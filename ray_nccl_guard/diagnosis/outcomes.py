@@ -11,9 +11,10 @@ from ray_nccl_guard.probe.spec import Outcome, Step
 from ray_nccl_guard.rulebook import RuleRole
 
 _F = FailureClass
-# A child's heartbeat beats five times a second (probe/journal.py). A rank silent for this long while the liveliest one was silent for less
-# than a third of it holds the interpreter's lock or is stopped. The numbers only pick suspects, never a class.
-SILENT_S, LIVELY_SHARE = 2.0, 3.0
+# A child's heartbeat beats five times a second (probe/journal.py). A rank silent for this long, and for half of its step, while the
+# liveliest one was silent for less than a third of it holds the interpreter's lock or is stopped. Where cores are few a rank that only
+# waits was seen silent for more than two seconds, but not for half of a deadline. The numbers only pick suspects, never a class.
+SILENT_S, SILENT_SHARE, LIVELY_SHARE = 2.0, 0.5, 3.0
 SIGABRT, SIGKILL = 6, 9
 
 
@@ -75,7 +76,7 @@ def frozen(late: Sequence[RankEvidence]) -> tuple[int, ...]:
     if stopped and len(stopped) < len(late):
         return stopped
     liveliest = min((r.silent_s for r in late), default=0.0)
-    silent = _ranks([r for r in late if r.silent_s > max(SILENT_S, LIVELY_SHARE * liveliest)])
+    silent = _ranks([r for r in late if r.silent_s > max(SILENT_S, SILENT_SHARE * r.step_s, LIVELY_SHARE * liveliest)])
     return silent if len(silent) < len(late) else ()
 
 

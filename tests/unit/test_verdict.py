@@ -9,7 +9,7 @@ import pytest
 from ray_nccl_guard.classes import CLASSES
 from ray_nccl_guard.classes import FailureClass as F
 from ray_nccl_guard.evidence import Origin
-from ray_nccl_guard.probe.spec import Outcome, ProbeResult, Step
+from ray_nccl_guard.probe.spec import Outcome, ProbeResult, Step, StepRecord
 from ray_nccl_guard.verdict import Certainty, Role, classify
 from tests.unit.builders import died, failed, finding, lines, ok, timed_out, waiting, world
 from tests.unit.test_verdict_misleading import logs, named, timeout
@@ -95,6 +95,15 @@ def test_the_rank_whose_python_stands_still_is_the_suspect():
     verdict = classify(world(*results))
     assert verdict.culprit_ranks == (2,)
     assert "rank 2 stands still" in verdict.summary
+
+
+def test_ranks_that_a_busy_machine_held_up_for_a_moment_do_not_stand_still():
+    in_step = (StepRecord(step=Step.COLLECTIVE, outcome=Outcome.TIMED_OUT, seconds=7.0),)
+    silent_s = [0.4, 2.4, 6.5, 2.8]
+    held_up = [timed_out(rank, Step.COLLECTIVE, steps=in_step, silent_s=min(s, 2.8)) for rank, s in enumerate(silent_s)]
+    frozen = [timed_out(rank, Step.COLLECTIVE, steps=in_step, silent_s=s) for rank, s in enumerate(silent_s)]
+    assert classify(world(*held_up)).culprit_ranks == ()
+    assert classify(world(*frozen)).culprit_ranks == (2,)
 
 
 def test_a_stopped_process_is_the_suspect():
