@@ -29,9 +29,9 @@ def stage(request: pytest.FixtureRequest, double: Double, tmp_path_factory: pyte
 
 def named(case: Case, backend: str) -> Any:
     """torch 2.15's `nccl-legacy` is the code of 2.14's `nccl`, which the gate plays whole: beside it, one fault of each kind is enough."""
-    chosen, legacy = case.name in IN_MAKE_TEST, backend == "nccl-legacy"
-    marks = [] if chosen and not legacy else [pytest.mark.slow] if chosen or not legacy else [pytest.mark.long]
-    return pytest.param(case, backend, id=f"{case.name}-{backend}", marks=marks)
+    levels = [(), pytest.mark.slow, pytest.mark.long]
+    level = levels[(case.name not in IN_MAKE_TEST) + (backend == "nccl-legacy")]
+    return pytest.param(case, backend, id=f"{case.name}-{backend}", marks=level)
 
 
 @pytest.mark.parametrize(

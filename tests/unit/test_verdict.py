@@ -51,7 +51,7 @@ def test_an_error_that_no_rule_knows_stands_above_the_echoes_of_its_end(own: str
     echoes = [failed(rank, Step.COLLECTIVE, CLOSED) for rank in (0, 2, 3)]
     verdict = classify(world(*echoes, failed(1, Step.COLLECTIVE, own)))
     assert (verdict.failure, verdict.culprit_ranks) == (F.UNKNOWN, (1,)) and own in verdict.summary
-    assert {quote.role for quote in verdict.evidence} <= {Role.CASCADE}
+    assert {quote.role for quote in verdict.evidence} == {Role.CASCADE}
     assert classify(world(*echoes, waiting(1))).failure is F.REMOTE_PEER_DIED
 
 
